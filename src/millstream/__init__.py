@@ -1,0 +1,46 @@
+"""Millstream: stateful stream processing on Spark whose running queries can be changed while they run."""
+
+from millstream.control.running import RunningQuery, Status
+from millstream.control.start import Query
+from millstream.errors import (
+    ConflictError,
+    DamagedObject,
+    Fenced,
+    InvariantViolation,
+    MillstreamError,
+    StepError,
+    StoreUnavailable,
+    UserError,
+)
+from millstream.model.batch import Batch
+from millstream.model.computation import At, Computation
+from millstream.model.query import KeyedStream, Stream
+from millstream.model.sinks import ForeachBatch, Memory, Parquet
+from millstream.model.state import Value
+from millstream.spark.session import session
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "At",
+    "Batch",
+    "Computation",
+    "ConflictError",
+    "DamagedObject",
+    "Fenced",
+    "ForeachBatch",
+    "InvariantViolation",
+    "KeyedStream",
+    "Memory",
+    "MillstreamError",
+    "Parquet",
+    "Query",
+    "RunningQuery",
+    "Status",
+    "StepError",
+    "StoreUnavailable",
+    "Stream",
+    "UserError",
+    "Value",
+    "session",
+]

@@ -1,0 +1,247 @@
+"""A query that runs: `status`, `wait_epoch`, `await_termination`, `stop`, `state`.
+
+Rules
+-----
+- A query stops between two epochs, never inside one; also on Ctrl-C. Whatever stops it, the last commit is intact.
+- What went wrong is raised as what it was: the user's step, the damaged object, the driver that took over.
+"""
+
+from __future__ import annotations
+
+import signal
+import threading
+import time
+from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from pyspark.errors import StreamingQueryException
+from pyspark.sql import DataFrame, SparkSession
+
+from millstream.engine.driver import Driver, EpochFacts
+from millstream.errors import MillstreamError, UserError
+from millstream.protocol.epochs import Epoch
+from millstream.spark.checkpoint import offsets_digest, query_id
+from millstream.spark.frames import state_frame
+from millstream.store.journal import history_at
+
+_POLL_S = 0.05
+
+
+@dataclass(frozen=True, slots=True)
+class Status:
+    """A snapshot of a running query."""
+
+    name: str
+    active: bool
+    epoch: int
+    slots: int
+    records: dict[str, int]
+    epoch_ms: float
+    parts_ms: dict[str, float]
+    attempts: int
+    state_bytes: int
+    segments: int
+    compactions: int
+    upkeep_trouble: str | None
+
+    @property
+    def records_per_second(self) -> float:
+        """Records of the last epoch over its time."""
+        return sum(self.records.values()) / self.epoch_ms * 1000 if self.epoch_ms else 0.0
+
+
+class RunningQuery:
+    """A started query. Made by `Query.start`."""
+
+    def __init__(
+        self,
+        spark: SparkSession,
+        driver: Driver,
+        frame: DataFrame,
+        checkpoint: str,
+        trigger: dict[str, Any],
+        spec_bytes: bytes,
+    ) -> None:
+        self._spark, self._driver, self._checkpoint, self._spec_bytes = spark, driver, checkpoint, spec_bytes
+        self._between = threading.Condition()
+        self._busy = False
+        self._stopping = False
+        self._error: BaseException | None = None
+        self._query_id: str | None = None
+        self.recent: deque[EpochFacts] = deque(maxlen=1000)
+        """Facts of the last epochs this driver ran."""
+        writer = frame.writeStream.foreachBatch(self._on_epoch).option("checkpointLocation", checkpoint)
+        writer = writer.queryName(driver.graph.name)
+        if trigger:
+            try:
+                writer = writer.trigger(**trigger)
+            except (TypeError, ValueError) as error:
+                raise UserError(f"trigger={trigger!r}: {error}") from error
+        self._spark_query = writer.start()
+
+    def __repr__(self) -> str:
+        return f"<RunningQuery {self.name!r}, epoch {self.epoch}, {'active' if self.active else 'stopped'}>"
+
+    # -- inside Spark's stream thread
+
+    def _on_epoch(self, frame: DataFrame, batch_id: int) -> None:
+        with self._between:
+            if self._stopping:
+                raise StoppedBetweenEpochs
+            self._busy = True
+        try:
+            if self._query_id is None:
+                self._query_id = query_id(self._spark, self._checkpoint) or ""
+            epoch = Epoch(batch_id)
+            before = self._driver.last
+            self._driver.run_epoch(
+                epoch, self._query_id, offsets_digest(self._spark, self._checkpoint, batch_id), frame
+            )
+            if self._driver.last is not None and self._driver.last is not before:
+                self.recent.append(self._driver.last)
+        except BaseException as error:
+            self._error = error
+            raise
+        finally:
+            with self._between:
+                self._busy = False
+                self._between.notify_all()
+
+    # -- for users
+
+    @property
+    def name(self) -> str:
+        return self._driver.graph.name
+
+    @property
+    def epoch(self) -> int:
+        """The last committed epoch; -1 before the first."""
+        return self._driver.journal.history.epoch
+
+    @property
+    def active(self) -> bool:
+        """Whether epochs are still run."""
+        return bool(self._spark_query.isActive)
+
+    def status(self) -> Status:
+        """What is known now. Cheap; may be called as often as one likes."""
+        history, last = self._driver.journal.history, self._driver.last
+        tables = self._driver.tables
+        sizes = [segment.bytes for segment in history.manifest.segments()]
+        return Status(
+            self.name,
+            self.active,
+            history.epoch,
+            max(table.slot_count for table in tables.values()),
+            dict(last.records) if last else {},
+            last.duration_ms if last else 0.0,
+            dict(last.parts_ms) if last else {},
+            last.attempts if last else 0,
+            sum(sizes),
+            len(sizes),
+            self._driver.upkeep.compactions,
+            self._driver.upkeep.trouble,
+        )
+
+    def wait_epoch(self, epoch: int, timeout: float | None = None) -> int:
+        """Waits until an epoch is committed and delivered; returns the last committed epoch."""
+        deadline = None if timeout is None else time.monotonic() + timeout
+        with self._between:
+            while self.epoch < epoch or (self.epoch == epoch and self._busy):
+                if not self.active and not self._busy:
+                    self._raise_error()
+                    raise UserError(f"the query {self.name!r} ended at epoch {self.epoch}, before epoch {epoch}")
+                if deadline is not None and time.monotonic() > deadline:
+                    raise TimeoutError(
+                        f"epoch {epoch} was not reached within {timeout} s; the last commit is {self.epoch}"
+                    )
+                self._between.wait(_POLL_S)
+        return self.epoch
+
+    def await_termination(self, timeout: float | None = None) -> bool:
+        """Waits until the query ends, and raises what ended it. Ctrl-C stops it between two epochs, cleanly.
+
+        Returns whether it has ended within the timeout.
+        """
+        deadline = None if timeout is None else time.monotonic() + timeout
+        with _interrupts() as interrupted:
+            while self.active:
+                if interrupted.is_set():
+                    self.stop()
+                    break
+                if deadline is not None and time.monotonic() > deadline:
+                    return False
+                time.sleep(_POLL_S)
+        self._close()
+        self._raise_error()
+        return True
+
+    def stop(self) -> None:
+        """Stops the query after the epoch that is being run. Returns when it has stopped."""
+        with self._between:
+            self._stopping = True
+            while self._busy:
+                self._between.wait(_POLL_S)
+        try:
+            self._spark_query.stop()
+        finally:
+            self._close()
+
+    def state(self, step: str, epoch: int | None = None, state: str | None = None) -> DataFrame:
+        """The state of a step as a DataFrame: the key's columns, and the value under the state's name.
+
+        `epoch` may be any retained epoch; the last commit by default. `state` is needed only where a step declares
+        several. Python objects come as pickled bytes, in a column of type binary.
+        """
+        graph, history = self._driver.graph, self._driver.journal.history
+        chosen = next((item for item in graph.steps if item.name == step), None)
+        if chosen is None:
+            raise UserError(f"no step {step!r}; the query has {', '.join(item.name for item in graph.steps)}")
+        if not chosen.states:
+            raise UserError(f"step {step!r} declares no state")
+        if state is None and len(chosen.states) > 1:
+            raise UserError(f"step {step!r} declares several states: say which of {', '.join(chosen.states)}")
+        name = state or next(iter(chosen.states))
+        if name not in chosen.states:
+            raise UserError(f"step {step!r} declares no state {name!r}; it has {', '.join(chosen.states)}")
+        oldest = max(0, history.epoch - self._driver.options.retain)
+        if epoch is not None and not oldest <= epoch <= history.epoch:
+            raise UserError(f"epoch {epoch} is not retained; epochs {oldest}..{history.epoch} are")
+        if epoch is not None and epoch != history.epoch:
+            history = history_at(self._driver.store, Epoch(epoch), self._driver.options.retain)
+        return state_frame(self._spark, self._spec_bytes, chosen, name, history.manifest)
+
+    # -- inside
+
+    def _close(self) -> None:
+        self._driver.close()
+
+    def _raise_error(self) -> None:
+        if isinstance(self._error, MillstreamError):
+            raise self._error
+        if self._error is not None and not isinstance(self._error, StoppedBetweenEpochs):
+            raise self._error
+        problem = None if self._stopping else self._spark_query.exception()
+        if isinstance(problem, StreamingQueryException):
+            raise UserError(f"Spark ended the query {self.name!r}: {problem}") from problem
+
+
+class StoppedBetweenEpochs(Exception):
+    """Ends Spark's stream thread when a stop is asked for just as it begins an epoch. Never reaches users."""
+
+
+@contextmanager
+def _interrupts() -> Iterator[threading.Event]:
+    """Turns Ctrl-C into an event while it lasts, so that it ends a query between two epochs."""
+    event = threading.Event()
+    if threading.current_thread() is not threading.main_thread():
+        yield event
+        return
+    before = signal.signal(signal.SIGINT, lambda number, frame: event.set())
+    try:
+        yield event
+    finally:
+        signal.signal(signal.SIGINT, before)

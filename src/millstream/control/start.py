@@ -1,0 +1,174 @@
+"""Starting a query: everything is checked before the first epoch.
+
+Rules
+-----
+- Checks come in the order of what they cost: the graph, the session, the store, the journal, Spark's checkpoint, the
+  workers. Nothing is written before the graph and the session have been found good.
+- The store is claimed last, so a start that is refused leaves a running driver alone.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from pyspark import cloudpickle
+from pyspark.sql import DataFrame, SparkSession
+
+from millstream.control.running import RunningQuery
+from millstream.engine.driver import Driver, Observer, Options
+from millstream.engine.spec import Spec
+from millstream.errors import UserError
+from millstream.model.graph import Graph, resolve
+from millstream.model.query import Query as QueryData
+from millstream.protocol.epochs import check_binding
+from millstream.protocol.keyspace import DEFAULT_BIN_BITS
+from millstream.spark import tasks
+from millstream.spark.checkpoint import query_id
+from millstream.spark.executor import SparkExecutor
+from millstream.spark.session import check_session
+from millstream.spark.sinks import SparkDeliverer
+from millstream.spark.sources import arrow_schema, open_source, unite
+from millstream.store.objects import ObjectStore, open_store
+
+_EVOLUTION = {
+    "spark.sql.streaming.queryEvolution.enableSourceEvolution": "true",
+    "spark.sql.streaming.offsetLog.formatVersion": "2",
+}
+
+
+class Query(QueryData):
+    """A named graph of steps that can be started on Spark.
+
+    >>> query = Query("wordcount")
+    >>> query
+    Query('wordcount'): empty
+    """
+
+    def start(
+        self,
+        spark: SparkSession,
+        store: str,
+        *,
+        slots: int = 2,
+        bins: int = 1 << DEFAULT_BIN_BITS,
+        trigger: Mapping[str, Any] | None = None,
+        checkpoint: str | None = None,
+        store_options: Mapping[str, str] | None = None,
+        retain: int = 8,
+        tick: bool = True,
+        compaction_budget: int = 32 << 20,
+        observe: Observer | None = None,
+    ) -> RunningQuery:
+        """Starts the query on a store, or goes on where the store's last commit is.
+
+        - `store`: a directory, or an `s3://`, `gs://` or `az://` URI; `store_options` go to obstore.
+        - `slots`: how many parallel instances at first; a restart keeps what the store says.
+        - `bins`: the granularity of later moves, a power of two; it costs nothing.
+        - `trigger`: as Spark's: `{"processingTime": "5 seconds"}`, `{"availableNow": True}`; without it, epochs
+          follow each other as long as there is data.
+        - `checkpoint`: where Spark keeps its own offsets; beside a local store by default.
+        - `retain`: how many past epochs of state stay readable.
+        - `tick`: run an epoch a second on an idle stream.
+        - `observe`: called with a moment (`planned`, `executed`, `committed`, `delivering`, `delivered`) and the epoch.
+        """
+        options = _options(slots, bins, retain, compaction_budget)
+        check_session(spark)
+        named = all(callable(node.origin) and not isinstance(node.origin, DataFrame) for node in self.sources.values())
+        if named:
+            spark = spark.newSession()
+            for key, value in _EVOLUTION.items():
+                spark.conf.set(key, value)
+        frames = {node.name: open_source(spark, node, named) for node in self.sources.values()}
+        graph = resolve(self, {name: arrow_schema(name, frame.schema) for name, frame in frames.items()})
+        opened = _open(store, store_options)
+        place = _checkpoint_place(opened, checkpoint)
+        spec = Spec(graph, opened.uri, dict(store_options or {}), _codes(graph))
+        packed = spec.pack(cloudpickle.dumps)
+        driver = Driver(
+            spec,
+            opened,
+            SparkExecutor(spark, packed),
+            SparkDeliverer(spark, opened, packed),
+            options,
+            observe,
+        )
+        driver.check_graph()
+        check_binding(driver.journal.history, query_id(spark, place))
+        _check_workers(spark, opened, packed)
+        driver.claim()
+        once = bool(trigger and trigger.get("availableNow"))
+        frame = unite(spark, list(frames.values()), tick and not once, named)
+        return RunningQuery(spark, driver, frame, place, dict(trigger or {}), packed)
+
+
+def _options(slots: int, bins: int, retain: int, budget: int) -> Options:
+    if not isinstance(slots, int) or slots < 1:
+        raise UserError(f"slots={slots!r}: give a whole number of at least 1")
+    if not isinstance(bins, int) or bins < 1 or bins & (bins - 1) or bins > 1 << 32:
+        raise UserError(f"bins={bins!r}: give a power of two up to 2**32")
+    if slots > bins:
+        raise UserError(f"slots={slots} with bins={bins}: there cannot be more slots than bins")
+    if retain < 1:
+        raise UserError(f"retain={retain!r}: give at least 1; the state before the last epoch must stay readable")
+    if budget < 1 << 20:
+        raise UserError(f"compaction_budget={budget!r}: give at least 1 MiB (1048576)")
+    return Options(slots, bins.bit_length() - 1, retain, budget)
+
+
+def _open(uri: str, options: Mapping[str, str] | None) -> ObjectStore:
+    if not isinstance(uri, str) or not uri:
+        raise UserError(f"store={uri!r}: give a directory or a URI such as s3://bucket/path")
+    if uri.startswith("memory:"):
+        raise UserError("a memory store is seen by one process only, and Spark's workers are others; give a directory")
+    return open_store(uri, options)
+
+
+def _checkpoint_place(store: ObjectStore, given: str | None) -> str:
+    if given:
+        return given if "://" in given or given.startswith("file:") else str(Path(given).expanduser().absolute())
+    beside = store.path("spark-checkpoint")
+    if beside is None:
+        raise UserError(
+            f"the store {store.uri} is not a local directory: say where Spark may keep its own checkpoint, with "
+            "checkpoint='hdfs://...' or any other path that Spark can write to"
+        )
+    return str(beside)
+
+
+def _codes(graph: Graph) -> dict[str, bytes]:
+    codes = {}
+    for step in graph.steps:
+        try:
+            codes[step.name] = cloudpickle.dumps(step.computation)  # type: ignore[no-untyped-call]
+        except Exception as error:
+            raise UserError(
+                f"step {step.name!r}: its computation cannot be sent to workers ({type(error).__name__}: {error}); "
+                "keep only plain values on the instance, and open connections in setup()"
+            ) from error
+    return codes
+
+
+def _check_workers(spark: SparkSession, store: ObjectStore, packed: bytes) -> None:
+    """Refuses a start if a worker cannot load the query or does not see the store."""
+    name, expected = f"probe/{secrets.token_hex(6)}", secrets.token_bytes(16)
+    store.put(name, expected)
+    try:
+        sc = spark.sparkContext
+        count = max(2, sc.defaultParallelism)
+        found = sc.parallelize(range(count), count).mapPartitions(tasks.prober(packed, name, expected)).collect()
+    except Exception as error:
+        lines = [line.strip() for line in str(error).splitlines() if "Error" in line or "Exception" in line]
+        raise UserError(
+            "Spark's Python workers do not run Millstream: "
+            + (lines[-1] if lines else type(error).__name__)
+            + ". They "
+            "need the packages of the driver: set PYSPARK_PYTHON to an interpreter that has them, on every machine"
+        ) from error
+    finally:
+        store.delete([name])
+    troubles = sorted({trouble for trouble in found if trouble})
+    if troubles:
+        raise UserError("; ".join(troubles) + ". Every worker must see the same store and the same modules (addPyFile)")

@@ -1,0 +1,244 @@
+"""The driver's loop: decide, plan, run, judge, commit, deliver. One epoch at a time.
+
+Rules
+-----
+- Nothing runs before its plan is journaled, and nothing counts before its commit is (G3, G6).
+- What to do is decided by `protocol.epochs`; this file gathers the facts and carries the decision out.
+- An attempt that Spark failed, or whose receipts differ, is aborted and planned again, at most `MAX_ATTEMPTS` times.
+  One whose user code raised is aborted and stops the query.
+- Sinks receive an epoch after its commit and before the next plan, in order.
+- The named moments of an epoch (`MOMENTS`) are announced to an observer: displays listen, and tests kill there.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import pyarrow as pa
+
+from millstream.engine.delivery import Deliverer
+from millstream.engine.spec import EpochTask, SlotTask, Spec, code_hash, lanes_of, slot_tasks
+from millstream.engine.upkeep import Upkeep
+from millstream.errors import ConflictError, MillstreamError, StepError, UserError
+from millstream.model.graph import Graph, differences
+from millstream.protocol.compaction import Job
+from millstream.protocol.epochs import (
+    Abort,
+    Attempt,
+    Commit,
+    Epoch,
+    Failure,
+    Plan,
+    Redeliver,
+    Reject,
+    Report,
+    decide,
+    judge,
+)
+from millstream.protocol.keyspace import DEFAULT_BIN_BITS
+from millstream.protocol.manifest import Edit
+from millstream.protocol.routing import RoutingTable
+from millstream.store.journal import Journal
+from millstream.store.names import Maker
+from millstream.store.objects import ObjectStore
+
+MAX_ATTEMPTS = 4
+MOMENTS = ("planned", "executed", "committed", "delivering", "delivered")
+Observer = Callable[[str, int], None]
+
+
+class ExecutionFailed(MillstreamError):
+    """The executor could not finish an attempt, for reasons that are not user code: it is worth another try."""
+
+
+class Executor(Protocol):
+    """What runs the parts of an epoch: Spark, or one process in tests."""
+
+    def execute(self, task: EpochTask, slots: Sequence[SlotTask], records: Any) -> tuple[list[Report], int]:
+        """Runs an attempt over the epoch's records; the reports of all slots, and the number of producers."""
+        ...
+
+    def compact(self, jobs: Sequence[tuple[Job, Maker, int]]) -> list[Edit]:
+        """Runs compactions, each on behalf of a slot."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """How a query runs; the values of `Query.start`."""
+
+    slots: int = 2
+    bin_bits: int = DEFAULT_BIN_BITS
+    retain: int = 8
+    compaction_budget: int = 32 << 20
+
+
+@dataclass(slots=True)
+class EpochFacts:
+    """What is known of the last epoch, for displays."""
+
+    epoch: int
+    records: dict[str, int]
+    duration_ms: float
+    parts_ms: dict[str, float] = field(default_factory=dict)
+    attempts: int = 1
+
+
+class Driver:
+    """Runs the epochs of one query on one store."""
+
+    def __init__(
+        self,
+        spec: Spec,
+        store: ObjectStore,
+        executor: Executor,
+        deliverer: Deliverer,
+        options: Options,
+        observe: Observer | None = None,
+        background: bool = True,
+    ) -> None:
+        self.spec, self.store, self.executor, self.deliverer, self.options = (
+            spec,
+            store,
+            executor,
+            deliverer,
+            options,
+        )
+        self.graph: Graph = spec.graph
+        self.journal = Journal.open(store, options.retain)
+        self.upkeep = Upkeep(store, self.graph, executor, options.compaction_budget, background)
+        self.last: EpochFacts | None = None
+        self._observe = observe or (lambda moment, epoch: None)
+        self._code = {name: code_hash(code) for name, code in spec.codes.items()}
+
+    def check_graph(self) -> None:
+        """Refuses a query whose graph is not the one the stored state was made with."""
+        stored = self.journal.history.graph
+        changed = differences(stored, self.graph.describe()) if stored is not None else []
+        if changed:
+            raise UserError(
+                f"the query {self.graph.name!r} differs from the one that wrote the store {self.store.uri}:\n  "
+                + "\n  ".join(changed)
+                + "\nState of the old graph would be misread or lost. Start the old graph, or use a new store."
+            )
+
+    def claim(self) -> None:
+        """Takes the store over, and ends an attempt that an earlier driver left open."""
+        self.journal.claim()
+        left = self.journal.history.plan
+        if left is not None:
+            self.journal.append(Abort(left.epoch, left.attempt, "the driver that planned it has ended"))
+
+    @property
+    def tables(self) -> dict[str, RoutingTable]:
+        """The routing table of every step, the initial one before the first epoch."""
+        stored = self.journal.history.tables
+        return {
+            step.name: stored.get(step.name) or RoutingTable.even(self.options.slots, self.options.bin_bits)
+            for step in self.graph.steps
+        }
+
+    def run_epoch(self, epoch: Epoch, spark_query: str, offsets: str, records: Any) -> None:
+        """Runs and commits an epoch, or redelivers it if it is committed already. Raises if neither can be done."""
+        decision = decide(self.journal.history, epoch, spark_query, offsets)
+        if isinstance(decision, Redeliver):
+            self._deliver(epoch)
+            return
+        started = time.perf_counter()
+        troubles: list[str] = []
+        while len(troubles) < MAX_ATTEMPTS:
+            trouble = self._attempt(epoch, spark_query, offsets, records, started, len(troubles))
+            if trouble is None:
+                self._deliver(epoch)
+                self.upkeep.after_commit(self.journal)
+                return
+            troubles.append(trouble)
+        raise UserError(
+            f"epoch {epoch} failed {MAX_ATTEMPTS} times; the last commit is intact. The attempts ended with:\n  "
+            + "\n  ".join(troubles)
+        )
+
+    def _attempt(
+        self, epoch: Epoch, spark_query: str, offsets: str, records: Any, started: float, tries: int
+    ) -> str | None:
+        """One attempt. None if it was committed, else why not."""
+        history = self.journal.history
+        tables, known = self.tables, history.graph is not None
+        edits = self.upkeep.edits_for(history.manifest)
+        plan = Plan(
+            epoch,
+            Attempt(history.attempts),
+            spark_query,
+            offsets,
+            time.time_ns() // 1_000_000,
+            self._code,
+            None if known else self.graph.describe(),
+            {name: table for name, table in tables.items() if history.tables.get(name) != table},
+            edits,
+        )
+        self.journal.append(plan)
+        self._observe("planned", epoch)
+        planned = time.perf_counter()
+        try:
+            reports, producers = self._execute(plan, tables)(records)
+        except ExecutionFailed as error:
+            self.journal.append(Abort(epoch, plan.attempt, str(error)[:2000]))
+            return str(error)
+        self._observe("executed", epoch)
+        executed = time.perf_counter()
+        verdict = judge(_slot_count(tables), producers, reports)
+        if isinstance(verdict, Reject):
+            self.journal.append(Abort(epoch, plan.attempt, verdict.reason[:2000]))
+            if verdict.failure is not None:
+                raise _step_error(verdict.failure, epoch)
+            return verdict.reason
+        self.journal.commit(Commit(epoch, plan.attempt, verdict.added, verdict.outputs, verdict.records))
+        self.upkeep.applied(edits)
+        self._observe("committed", epoch)
+        ended = time.perf_counter()
+        parts = {
+            "plan": (planned - started) * 1000,
+            "run": (executed - planned) * 1000,
+            "commit": (ended - executed) * 1000,
+        }
+        self.last = EpochFacts(epoch, verdict.records, (ended - started) * 1000, parts, tries + 1)
+        return None
+
+    def _execute(self, plan: Plan, tables: Mapping[str, RoutingTable]) -> Callable[[Any], tuple[list[Report], int]]:
+        history = self.journal.history
+        maker = Maker(history.generation, plan.epoch, "a", plan.attempt)
+        manifest, _ = history.manifest.edited(plan.edits)
+        count = _slot_count(tables)
+        task = EpochTask(plan.epoch, maker, plan.clock_ms, count, lanes_of(self.graph.steps, tables))
+        slots = slot_tasks(self.graph, tables, manifest, count)
+        return lambda records: self.executor.execute(task, slots, records)
+
+    def _deliver(self, epoch: Epoch) -> None:
+        outputs = self.journal.history.recent[epoch].outputs
+        for sink in self.graph.sinks:
+            self._observe("delivering", epoch)
+            self.deliverer.deliver(
+                sink, self._output_schema(sink.input), [o for o in outputs if o.stream == sink.input], epoch
+            )
+        self._observe("delivered", epoch)
+
+    def _output_schema(self, stream: str) -> pa.Schema:
+        return next(step.output for step in self.graph.steps if step.name == stream)
+
+    def close(self) -> None:
+        """Ends the upkeep. The journal needs no closing."""
+        self.upkeep.close()
+
+
+def _slot_count(tables: Mapping[str, RoutingTable]) -> int:
+    counts = {table.slot_count for table in tables.values()}
+    if len(counts) > 1:
+        raise ConflictError(f"the steps' routing tables have different numbers of slots: {sorted(counts)}")
+    return counts.pop()
+
+
+def _step_error(failure: Failure, epoch: int) -> StepError:
+    return StepError(failure.step, epoch, failure.key, failure.record, failure.cause, failure.trace)

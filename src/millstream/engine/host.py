@@ -1,0 +1,189 @@
+"""Hosting (the papers' S): one task per slot and level runs every step of that level.
+
+Rules
+-----
+- Records are applied in the order (source, map task, position): payloads arrive in any order and are sorted by their
+  producer first; producers are numbered in the order of sources.
+- The task reads the state of the manifest it was given and writes new objects only, under names of its own. Whether
+  they count is decided by the driver, from this task's report (G3).
+- An exception in user code is data: it is reported, and never fails the Spark task.
+- Nothing here is remembered between tasks but caches.
+"""
+
+from __future__ import annotations
+
+import time
+import traceback
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from millstream.engine.payload import decode, receipts_of
+from millstream.engine.spec import HASH_COLUMN, EpochTask, Lane, SlotTask, Spec
+from millstream.model.batch import Batch
+from millstream.model.computation import Outcome, RecordFailure, changes_of, run_batch
+from millstream.model.graph import Step
+from millstream.model.state import Value
+from millstream.protocol.epochs import Failure, Output, Report
+from millstream.protocol.keyspace import Hashes
+from millstream.protocol.manifest import Family, Piece, SegmentRef
+from millstream.store import names
+from millstream.store.journal import digest_of
+from millstream.store.keys import KeyColumns, Mask, arrange
+from millstream.store.lookup import Found, locate
+from millstream.store.objects import ObjectStore
+from millstream.store.segments import CACHE, SegmentCache, encode_batch, write_segments
+
+_RECORD_LIMIT = 2000  # characters of a key or record in an error
+
+
+def host(spec: Spec, task: EpochTask, mine: SlotTask, payloads: Iterable[bytes], store: ObjectStore) -> Report:
+    """Runs one slot's part of an attempt and reports what it did."""
+    started = time.perf_counter()
+    decoded = sorted((decode(payload, store) for payload in payloads), key=lambda item: item[0].producer)
+    receipts = receipts_of([head for head, _ in decoded])
+    pieces = {Family(step, state): found for step, state, found in mine.pieces}
+    CACHE.settle(store.uri, mine.slot, [piece.segment for found in pieces.values() for piece in found])
+    received = time.perf_counter()
+    added: list[SegmentRef] = []
+    outputs: list[Output] = []
+    records: dict[str, int] = {}
+    steps = {step.name: step for step in spec.graph.steps}
+    for number, lane in enumerate(task.lanes):
+        bodies = [body for _, sections in decoded for at, body in sections if at == number]
+        for name in lane.steps:
+            run = _StepRun(spec, task, mine, steps[name], pieces, store)
+            try:
+                count = run.apply(lane, bodies)
+            except RecordFailure as error:
+                failure = _failure(name, error)
+                return Report(mine.slot, receipts, failure=failure)
+            records[name] = records.get(name, 0) + count
+            added += run.added
+            outputs += run.outputs
+    ended = time.perf_counter()
+    timings = {"receive": (received - started) * 1000, "steps": (ended - received) * 1000}
+    return Report(mine.slot, receipts, tuple(added), tuple(outputs), records, timings_ms=timings)
+
+
+class _StepRun:
+    """One step, one slot, one attempt."""
+
+    def __init__(
+        self,
+        spec: Spec,
+        task: EpochTask,
+        mine: SlotTask,
+        step: Step,
+        pieces: Mapping[Family, list[Piece]],
+        store: ObjectStore,
+    ) -> None:
+        self.spec, self.task, self.mine, self.step, self.pieces, self.store = (
+            spec,
+            task,
+            mine,
+            step,
+            pieces,
+            store,
+        )
+        self.added: list[SegmentRef] = []
+        self.outputs: list[Output] = []
+
+    def apply(self, lane: Lane, bodies: list[pa.Buffer]) -> int:
+        """Applies the records of a lane; the number of records."""
+        if not bodies:
+            return 0
+        schema = self.step.input_schema.insert(0, pa.field(HASH_COLUMN, pa.uint64()))
+        batches = [pa.ipc.read_record_batch(body, schema) for body in bodies]
+        keyed = batches[0] if len(batches) == 1 else pa.concat_batches(batches)
+        hashes: Hashes = keyed.column(0).to_numpy()
+        records = keyed.remove_column(0)
+        all_keys = KeyColumns.canonical([records.column(name) for name in lane.key])
+        order, starts = arrange(hashes, all_keys)
+        firsts = order[starts]
+        keys, hashes = all_keys.take(firsts), hashes[firsts]
+        batch = Batch(records, order, starts, keys.columns, lane.key, self.step.output, self.task.epoch)
+        outcome = self._run(batch, hashes, keys)
+        self._write_state(batch, outcome, hashes, keys)
+        self._store_productions(outcome.productions)
+        return len(order)
+
+    def _run(self, batch: Batch, hashes: Hashes, keys: KeyColumns) -> Outcome:
+        computation = self.spec.new_computation(self.step.name)
+        try:
+            computation.setup()
+        except Exception as error:
+            raise RecordFailure("", "", error) from error
+
+        def stored(state: Value) -> _LazyState:
+            found = self.pieces.get(Family(self.step.name, state.name), [])
+            return _LazyState(self.store, CACHE, found, hashes, keys)
+
+        try:
+            return run_batch(computation, self.step.states, batch, stored)
+        finally:
+            computation.close()
+
+    def _write_state(self, batch: Batch, outcome: Outcome, hashes: Hashes, keys: KeyColumns) -> None:
+        for name, handle in outcome.handles.items():
+            changes = changes_of(handle, batch)
+            if changes is None:
+                continue
+            changed, values, gone = changes
+            everything = bool(changed.all())
+            rows = np.flatnonzero(changed)
+            self.added += write_segments(
+                self.store,
+                Family(self.step.name, name),
+                self.task.maker,
+                self.mine.slot,
+                self.task.epoch,
+                self.mine.owned[self.step.name],
+                hashes if everything else hashes[rows],
+                keys if everything else keys.take(rows),
+                values if everything else values.take(pa.array(rows)),
+                gone if everything else gone[rows],
+            )
+
+    def _store_productions(self, productions: pa.RecordBatch | None) -> None:
+        stream = self.step.name
+        if productions is None or not productions.num_rows or stream not in self.spec.graph.stored_streams:
+            return
+        data = encode_batch(productions)
+        name = names.production(stream, self.task.maker, self.mine.slot)
+        self.store.put(name, data)
+        self.outputs.append(Output(stream, self.mine.slot, name, productions.num_rows, len(data), digest_of(data)))
+
+
+class _LazyState:
+    """The stored values of a batch's keys, looked up when first asked for."""
+
+    def __init__(
+        self, store: ObjectStore, cache: SegmentCache, pieces: list[Piece], hashes: Hashes, keys: KeyColumns
+    ) -> None:
+        self._arguments = (store, cache, pieces, hashes, keys)
+        self._found: Found | None = None
+
+    def _look(self) -> Found:
+        if self._found is None:
+            self._found = locate(*self._arguments)
+        return self._found
+
+    def present(self) -> Mask:
+        return self._look().present
+
+    def numbers(self, default: Any, dtype: Any) -> npt.NDArray[Any]:
+        return self._look().numbers(default, dtype)
+
+    def arrow(self, kind: pa.DataType) -> pa.Array:
+        return self._look().arrow(kind)
+
+
+def _failure(step: str, error: RecordFailure) -> Failure:
+    cause = error.cause
+    trace = "".join(traceback.format_exception(type(cause), cause, cause.__traceback__))
+    text = f"{type(cause).__name__}: {cause}"
+    return Failure(step, error.key[:_RECORD_LIMIT], error.record[:_RECORD_LIMIT], text[:_RECORD_LIMIT], trace[-4000:])

@@ -1,0 +1,60 @@
+"""State as data: reading all of a step's state, as of an epoch.
+
+Rules
+-----
+- Reads what lookups would find: of each key the newest value, tombstones left out (G1).
+- Works range by range, so that the memory it takes is bounded by a part of the state, not by all of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+
+import pyarrow as pa
+
+from millstream.model.graph import Step
+from millstream.protocol.keyspace import LAST, Range, clip
+from millstream.protocol.manifest import Family, Manifest, Piece
+from millstream.store.merge import newest_rows
+from millstream.store.objects import ObjectStore
+from millstream.store.segments import SegmentCache
+
+PART_BYTES = 64 << 20
+"""About how much is read at a time."""
+
+
+def state_schema(step: Step, state: str) -> pa.Schema:
+    """The key's columns and the value, named as declared."""
+    fields = [pa.field(name, kind) for name, kind in zip(step.key, step.key_types, strict=True)]
+    return pa.schema([*fields, pa.field(state, step.states[state].arrow_type)])
+
+
+def parts_of(pieces: Sequence[Piece], part_bytes: int = PART_BYTES) -> list[tuple[Range, list[Piece]]]:
+    """Ranges that cover the key space, and the pieces of each, so that each holds about `part_bytes`."""
+    count = max(1, -(-sum(piece.bytes for piece in pieces) // part_bytes))
+    edges = [(LAST + 1) * part // count for part in range(count + 1)]
+    parts = []
+    for first, end in pairwise(edges):
+        span = Range(first, end - 1)
+        inside = [Piece(p.segment, clip(p.ranges, [span])) for p in pieces if clip(p.ranges, [span])]
+        if inside:
+            parts.append((span, inside))
+    return parts
+
+
+def read_part(store: ObjectStore, schema: pa.Schema, span: Range, pieces: Sequence[Piece]) -> pa.RecordBatch:
+    """The state in one range."""
+    rows = newest_rows(store, SegmentCache(), pieces, span, drop_dead=True)
+    return pa.RecordBatch.from_arrays([*rows.keys.columns, rows.values], schema=schema)
+
+
+def read_state(store: ObjectStore, step: Step, state: str, manifest: Manifest) -> pa.Table:
+    """All state of one declaration, in hash order."""
+    schema = state_schema(step, state)
+
+    def batches() -> Iterator[pa.RecordBatch]:
+        for span, pieces in parts_of(manifest.pieces(Family(step.name, state))):
+            yield read_part(store, schema, span, pieces)
+
+    return pa.Table.from_batches(batches(), schema=schema)

@@ -1,0 +1,12 @@
+"""What users write, as data: queries, streams, computations, declared state. No Spark, no files.
+
+| module | holds |
+| --- | --- |
+| `types` | Spark's DDL types as Arrow types, and strict conversion to them |
+| `state` | declared state, and how a computation reads and writes it |
+| `batch` | the records of one slot and epoch, grouped by key |
+| `computation` | the base class of user code; `on_record` on top of `on_batch` |
+| `sinks` | where productions go, as data |
+| `query` | the graph as users build it |
+| `graph` | the graph, resolved and validated |
+"""

@@ -1,0 +1,321 @@
+"""Declared state: what a computation says it keeps per key, and the handles through which it reads and writes.
+
+Rules
+-----
+- State is declared on the class, with a type, so its schema is known before any user code runs.
+- A state with a default never holds null: absent keys read as the default. Without a default they read as null.
+- One rule for arrays: **what can hold a null is an Arrow array, what cannot is NumPy.** So a number or boolean with
+  a default is NumPy; everything else is Arrow; Python objects come as a NumPy array of objects.
+- Nothing reaches the store unless it was written through a handle; mutating what `get()` returned changes nothing.
+- Handles live for one batch of one slot. What a failed batch wrote is gone with them.
+"""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from collections.abc import Iterator
+from typing import Any, Protocol, overload
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from millstream.errors import UserError
+from millstream.model.batch import Batch
+from millstream.model.types import array_from, format_type, is_fixed_number, parse_type
+
+Mask = npt.NDArray[np.bool_]
+
+
+class Value:
+    """One value per key.
+
+    `type` is a Spark DDL type (`"long"`, `"array<string>"`, `"struct<n: long, sum: double>"`) or `object` for any
+    Python value that can be pickled. Inside `on_record`, `get()`, `set(value)`, `delete()` and `exists()` concern the
+    current key; inside `on_batch`, `read(batch)`, `write(batch, values)`, `delete(batch)` and `exists(batch)` concern
+    all keys of the batch at once.
+
+    >>> Value("long", default=0)
+    Value('BIGINT', default=0)
+    """
+
+    def __init__(self, type: str | type[object] = "", *, default: Any = None) -> None:
+        self.name = ""
+        if type == "":
+            raise UserError('a Value needs a type: a Spark DDL type such as Value("long"), or Value(object)')
+        self.is_object = type is object or (isinstance(type, str) and type.strip().lower() == "object")
+        if not self.is_object and not isinstance(type, str):
+            raise UserError(f"Value({type!r}): give a Spark DDL type such as 'long', or object for any Python value")
+        self.arrow_type: pa.DataType = pa.binary() if self.is_object else parse_type(str(type))
+        self.default = default
+        if default is not None and not self.is_object:
+            self.default = array_from([default], self.arrow_type)[0].as_py()
+        self.is_numpy = default is not None and not self.is_object and is_fixed_number(self.arrow_type)
+
+    def __set_name__(self, owner: object, name: str) -> None:
+        self.name = name
+
+    def __repr__(self) -> str:
+        default = "" if self.default is None else f", default={self.default!r}"
+        return f"Value({self.type_text!r}{default})"
+
+    @property
+    def type_text(self) -> str:
+        """The declared type in canonical DDL, or "object"."""
+        return "object" if self.is_object else format_type(self.arrow_type)
+
+    @property
+    def numpy_type(self) -> Any:
+        return self.arrow_type.to_pandas_dtype()
+
+    def fresh_default(self) -> Any:
+        """The default, as one key may have it: a mutable one is copied."""
+        return copy.deepcopy(self.default) if isinstance(self.default, (list, dict, set, bytearray)) else self.default
+
+    def encode(self, values: Any) -> pa.Array:
+        """Values as they are stored: the declared Arrow type, or pickled bytes."""
+        if self.is_object:
+            return pa.array([pickle.dumps(value, protocol=5) for value in values], pa.binary())
+        array = array_from(values, self.arrow_type)
+        if self.default is not None and array.null_count:
+            raise UserError(f"state {self.name!r} has a default, so it cannot hold null; delete the value instead")
+        return array
+
+    # What users call is on the handle that replaces this declaration on the running instance; these signatures are
+    # here so that editors and type checkers know them.
+
+    def get(self) -> Any:
+        """The value of the current key, the default if there is none. In `on_record`."""
+        raise self._unbound("get")
+
+    def set(self, value: Any) -> None:
+        """Sets the value of the current key. In `on_record`."""
+        raise self._unbound("set")
+
+    @overload
+    def exists(self) -> bool: ...
+    @overload
+    def exists(self, batch: Batch) -> Mask: ...
+    def exists(self, batch: Batch | None = None) -> bool | Mask:
+        """Whether the current key (in `on_record`), or each key of the batch (in `on_batch`), has a value."""
+        raise self._unbound("exists")
+
+    def delete(self, batch: Batch | None = None, where: Mask | None = None) -> None:
+        """Deletes the value of the current key, or of the keys of the batch (those where `where` is true)."""
+        raise self._unbound("delete")
+
+    def read(self, batch: Batch) -> Any:
+        """The values of the keys of a batch, aligned with `batch.keys`. In `on_batch`."""
+        raise self._unbound("read")
+
+    def write(self, batch: Batch, values: Any, where: Mask | None = None) -> None:
+        """Sets the values of the keys of a batch (of those where `where` is true). In `on_batch`."""
+        raise self._unbound("write")
+
+    def _unbound(self, verb: str) -> UserError:
+        return UserError(
+            f"{self.name}.{verb}() was called outside on_record / on_batch: state exists only while a step runs"
+        )
+
+
+class Stored(Protocol):
+    """What a handle needs to know of the store: the values of the batch's keys before this epoch."""
+
+    def present(self) -> Mask: ...
+    def numbers(self, default: Any, dtype: Any) -> npt.NDArray[Any]: ...
+    def arrow(self, kind: pa.DataType) -> pa.Array: ...
+
+
+class Changes(Protocol):
+    """What a handle gives back after the batch."""
+
+    def changes(self) -> tuple[Mask, pa.Array, Mask] | None:
+        """(which keys changed, values of all keys, which are deleted), or None if nothing was written."""
+        ...
+
+
+class BatchValue:
+    """The handle of a `Value` in a computation that has `on_batch`."""
+
+    def __init__(self, declared: Value, batch: Batch, stored: Stored) -> None:
+        self._declared, self._batch, self._stored = declared, batch, stored
+        self._values: Any = None
+        self._present: Mask | None = None
+        self._changed: Mask | None = None
+
+    def read(self, batch: Batch) -> Any:
+        self._check(batch)
+        if self._values is None:
+            self._values = self._load()
+        return self._values.copy() if isinstance(self._values, np.ndarray) else self._values
+
+    def exists(self, batch: Batch) -> Mask:
+        self._check(batch)
+        return self._now_present().copy()
+
+    def write(self, batch: Batch, values: Any, where: Mask | None = None) -> None:
+        self._check(batch)
+        if len(values) != len(batch):
+            raise UserError(
+                f"{self._declared.name}.write: {len(values)} values found, {len(batch)} expected, "
+                "one for each of batch.keys"
+            )
+        declared = self._declared
+        if declared.is_object:
+            fresh: Any = _object_array(list(values))
+        else:
+            fresh = declared.encode(values)
+            if declared.is_numpy:
+                fresh = fresh.to_numpy(zero_copy_only=False)
+        if where is None:
+            self._values, self._present = fresh, np.ones(len(batch), np.bool_)
+            self._changed = np.ones(len(batch), np.bool_)
+        else:
+            self._put(fresh, np.asarray(where, np.bool_))
+
+    def delete(self, batch: Batch, where: Mask | None = None) -> None:
+        self._check(batch)
+        chosen = np.ones(len(batch), np.bool_) if where is None else np.asarray(where, np.bool_)
+        self._put(self._absent(len(batch)), chosen)
+        assert self._present is not None
+        self._present = self._present & ~chosen
+
+    def changes(self) -> tuple[Mask, pa.Array, Mask] | None:
+        if self._changed is None or not self._changed.any():
+            return None
+        assert self._present is not None
+        changed, values = self._changed, self._values
+        if self._declared.is_object:
+            encoded = self._declared.encode([v if c else None for v, c in zip(values, changed, strict=True)])
+        else:
+            encoded = pa.array(values, self._declared.arrow_type) if isinstance(values, np.ndarray) else values
+        return changed, encoded, ~self._present
+
+    def _check(self, batch: Batch) -> None:
+        if batch is not self._batch:
+            raise UserError(f"{self._declared.name}: give the batch that on_batch was called with")
+
+    def _now_present(self) -> Mask:
+        if self._present is None:
+            self._present = self._stored.present()
+        return self._present
+
+    def _load(self) -> Any:
+        declared = self._declared
+        if declared.is_numpy:
+            return self._stored.numbers(declared.default, declared.numpy_type)
+        loaded = self._stored.arrow(declared.arrow_type)
+        if declared.is_object:
+            return _object_array(list(_unpickled(declared, loaded, self._now_present())))
+        if declared.default is not None:
+            default = array_from([declared.default], declared.arrow_type)[0]
+            return pc.if_else(pa.array(self._now_present()), loaded, default)
+        return loaded
+
+    def _absent(self, count: int) -> Any:
+        declared = self._declared
+        if declared.is_numpy:
+            return np.full(count, declared.default, declared.numpy_type)
+        if declared.is_object:
+            return _object_array([declared.fresh_default() for _ in range(count)])
+        if declared.default is not None:
+            return array_from([declared.default] * count, declared.arrow_type)
+        return pa.nulls(count, declared.arrow_type)
+
+    def _put(self, fresh: Any, where: Mask) -> None:
+        if len(where) != len(self._batch):
+            raise UserError(f"where has {len(where)} entries, {len(self._batch)} expected, one for each of batch.keys")
+        current = self.read(self._batch)
+        if isinstance(current, np.ndarray):
+            current[where] = fresh[where]
+            self._values = current
+        else:
+            self._values = pc.if_else(pa.array(where), fresh, current)
+        self._present = self._now_present() | where
+        self._changed = where.copy() if self._changed is None else self._changed | where
+
+
+class RecordValue:
+    """The handle of a `Value` in a computation that has `on_record`: all keys loaded, one of them current."""
+
+    __slots__ = ("_declared", "_dirty", "_present", "_values", "index")
+
+    def __init__(self, declared: Value, batch: Batch, stored: Stored) -> None:
+        self._declared = declared
+        self.index = 0
+        self._present = bytearray(stored.present().tobytes())
+        self._dirty = bytearray(len(batch))
+        if declared.is_numpy:
+            self._values: list[Any] = stored.numbers(declared.default, declared.numpy_type).tolist()
+        elif declared.is_object:
+            mask = np.frombuffer(self._present, np.bool_)
+            self._values = list(_unpickled(declared, stored.arrow(pa.binary()), mask))
+        else:
+            self._values = stored.arrow(declared.arrow_type).to_pylist()
+            if declared.default is not None:
+                self._values = [
+                    v if p else declared.fresh_default() for v, p in zip(self._values, self._present, strict=True)
+                ]
+
+    def get(self) -> Any:
+        return self._values[self.index]
+
+    def set(self, value: Any) -> None:
+        index = self.index
+        self._values[index] = value
+        self._dirty[index] = self._present[index] = 1
+
+    def exists(self) -> bool:
+        return bool(self._present[self.index])
+
+    def delete(self) -> None:
+        index = self.index
+        self._values[index] = self._declared.fresh_default()
+        self._dirty[index], self._present[index] = 1, 0
+
+    def changes(self) -> tuple[Mask, pa.Array, Mask] | None:
+        changed = np.frombuffer(self._dirty, np.bool_)
+        if not changed.any():
+            return None
+        gone = ~np.frombuffer(self._present, np.bool_)
+        default = self._declared.default
+        if default is None:
+            values = [v if c and not g else None for v, c, g in zip(self._values, changed, gone, strict=True)]
+        else:
+            values = [v if c and not g else default for v, c, g in zip(self._values, changed, gone, strict=True)]
+        return changed, self._encode(values), gone
+
+    def _encode(self, values: list[Any]) -> pa.Array:
+        try:
+            return self._declared.encode(values)
+        except Exception as error:
+            raise BadState(self._declared.name, self._first_bad(values), str(error)) from error
+
+    def _first_bad(self, values: list[Any]) -> int:
+        for index, value in enumerate(values):
+            try:
+                self._declared.encode([value])
+            except Exception:
+                return index
+        return 0
+
+
+class BadState(UserError):
+    """A value that does not fit its declared state; `index` is the key's place in the batch."""
+
+    def __init__(self, state: str, index: int, why: str) -> None:
+        self.state, self.index = state, index
+        super().__init__(f"state {state!r}: {why}")
+
+
+def _object_array(values: list[Any]) -> npt.NDArray[np.object_]:
+    result = np.empty(len(values), np.object_)
+    result[:] = values
+    return result
+
+
+def _unpickled(declared: Value, loaded: pa.Array, present: Mask) -> Iterator[Any]:
+    for data, there in zip(loaded, present, strict=True):
+        yield pickle.loads(data.as_buffer()) if there else declared.fresh_default()

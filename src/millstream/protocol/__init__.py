@@ -1,0 +1,11 @@
+"""Pure decisions: facts in, decision out. Standard library and NumPy only; no clock, no I/O.
+
+| module | decides |
+| --- | --- |
+| `keyspace` | where in the 64-bit space a key lies, what a range and a bin are |
+| `routing` | which slot owns which range |
+| `manifest` | which segments make the state, and how a commit changes that |
+| `compaction` | which segments of which range are worth merging next |
+| `epochs` | whether an epoch is run, redelivered or refused; whether an attempt is committed or aborted |
+| `retention` | which stored objects nobody can need any more |
+"""

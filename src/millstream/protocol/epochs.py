@@ -1,0 +1,314 @@
+"""The life of an epoch: what the journal says, what may be done next, and whether an attempt counts.
+
+Rules
+-----
+- Exactly one commit names each epoch, and epochs are committed in order without a gap (G1).
+- An attempt is planned before it runs and ended (committed or aborted) before the next one is planned.
+- An attempt is committed only if every slot reported, no user code failed, and all consumers saw the same output of
+  each producer: the receipts agree (G1, G2). A task that Spark ran twice cannot mix two versions into one commit.
+- The journal is bound to one Spark query and to the offsets of every epoch. What does not fit is refused, never
+  skipped: a record that Spark replays is either already in the state, or goes into it (G6).
+
+`TRANSITIONS` is the state machine of the journal; `docs/architecture.md` holds the diagram made from it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, NewType
+
+from millstream.errors import InvariantViolation, UserError
+from millstream.protocol.manifest import Edit, Manifest, SegmentRef
+from millstream.protocol.routing import RoutingTable
+
+Epoch = NewType("Epoch", int)
+Attempt = NewType("Attempt", int)
+Generation = NewType("Generation", int)
+
+NO_EPOCH = Epoch(-1)
+"""What is committed before the first epoch."""
+
+
+# -- what the journal holds ------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """A driver takes the store over; any driver of a lower generation stops."""
+
+    generation: Generation
+    owner: str
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What an attempt of an epoch runs. `graph` and `tables` are given only when they change."""
+
+    epoch: Epoch
+    attempt: Attempt
+    spark_query: str
+    offsets: str
+    clock_ms: int
+    code: dict[str, str]
+    graph: dict[str, Any] | None = None
+    tables: dict[str, RoutingTable] = field(default_factory=dict)
+    edits: tuple[Edit, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Abort:
+    """An attempt is over and leaves nothing."""
+
+    epoch: Epoch
+    attempt: Attempt
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Output:
+    """A stored object of productions of one stream, made by one slot."""
+
+    stream: str
+    slot: int
+    name: str
+    rows: int
+    bytes: int
+    digest: str
+
+
+@dataclass(frozen=True, slots=True)
+class Commit:
+    """The one entry that makes an epoch real."""
+
+    epoch: Epoch
+    attempt: Attempt
+    added: tuple[SegmentRef, ...]
+    outputs: tuple[Output, ...]
+    records: dict[str, int]
+    snapshot: str | None = None
+
+
+Entry = Claim | Plan | Abort | Commit
+
+# (state, entry) -> state. "resting": the last planned attempt has ended. "running": one has been planned.
+TRANSITIONS: dict[tuple[str, str], str] = {
+    ("resting", "Claim"): "resting",
+    ("resting", "Plan"): "running",
+    ("running", "Commit"): "resting",
+    ("running", "Abort"): "resting",
+    ("running", "Claim"): "running",
+}
+
+
+# -- what the entries add up to --------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Committed:
+    """What is remembered of a retained epoch."""
+
+    offsets: str
+    outputs: tuple[Output, ...]
+    records: dict[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class History:
+    """The sum of the journal: a fold over its entries, and the content of a snapshot."""
+
+    generation: Generation = Generation(0)
+    spark_query: str | None = None
+    graph: dict[str, Any] | None = None
+    tables: dict[str, RoutingTable] = field(default_factory=dict)
+    epoch: Epoch = NO_EPOCH
+    manifest: Manifest = field(default_factory=Manifest)
+    released: dict[str, Epoch] = field(default_factory=dict)
+    recent: dict[Epoch, Committed] = field(default_factory=dict)
+    attempts: int = 0
+    plan: Plan | None = None
+
+    def after(self, entry: Entry, retain: int) -> History:
+        """The history with one more entry. `retain` epochs before the last stay in `recent` and `released`."""
+        state = "resting" if self.plan is None else "running"
+        if (state, type(entry).__name__) not in TRANSITIONS:
+            raise InvariantViolation(f"journal entry {type(entry).__name__} cannot follow while {state}")
+        match entry:
+            case Claim():
+                if entry.generation <= self.generation:
+                    raise InvariantViolation(f"claim {entry.generation} after claim {self.generation}")
+                return replace(self, generation=entry.generation)
+            case Plan():
+                if entry.epoch != self.epoch + 1 or entry.attempt != self.attempts:
+                    raise InvariantViolation(
+                        f"plan {entry.epoch}.{entry.attempt} found, {self.epoch + 1}.{self.attempts} expected"
+                    )
+                return replace(self, plan=entry, attempts=self.attempts + 1)
+            case Abort():
+                self._ends_plan(entry)
+                return replace(self, plan=None)
+            case Commit():
+                return self._committed(self._ends_plan(entry), entry, retain)
+
+    def _ends_plan(self, entry: Abort | Commit) -> Plan:
+        if self.plan is None or (self.plan.epoch, self.plan.attempt) != (entry.epoch, entry.attempt):
+            raise InvariantViolation(f"{entry.epoch}.{entry.attempt} ends an attempt that was not planned")
+        return self.plan
+
+    def _committed(self, plan: Plan, commit: Commit, retain: int) -> History:
+        manifest, dropped = self.manifest.edited(plan.edits)
+        horizon = commit.epoch - retain
+        released = {name: at for name, at in self.released.items() if at > horizon}
+        released.update(dict.fromkeys(dropped, commit.epoch))
+        recent = {at: what for at, what in self.recent.items() if at >= horizon}
+        recent[commit.epoch] = Committed(plan.offsets, commit.outputs, commit.records)
+        return replace(
+            self,
+            spark_query=plan.spark_query,
+            graph=plan.graph if plan.graph is not None else self.graph,
+            tables={**self.tables, **plan.tables},
+            epoch=commit.epoch,
+            manifest=manifest.added(commit.added),
+            released=released,
+            recent=recent,
+            attempts=0,
+            plan=None,
+        )
+
+
+# -- may this epoch run? ---------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """Run the epoch."""
+
+    epoch: Epoch
+
+
+@dataclass(frozen=True, slots=True)
+class Redeliver:
+    """The epoch is committed but Spark does not know it: deliver its stored productions again, run nothing."""
+
+    epoch: Epoch
+
+
+def decide(history: History, epoch: Epoch, spark_query: str, offsets: str) -> Run | Redeliver:
+    """What to do with the epoch that Spark offers. Refuses what does not fit the journal."""
+    check_binding(history, spark_query)
+    if epoch == history.epoch + 1:
+        return Run(epoch)
+    if epoch == history.epoch:
+        found = history.recent[epoch].offsets
+        if found != offsets:
+            raise UserError(
+                f"epoch {epoch} is committed for other source offsets (digest {found}) than Spark's checkpoint now "
+                f"holds (digest {offsets}). The Spark checkpoint was replaced or rolled back; put back the one this "
+                "store was written with, or start with a new store and a new checkpoint."
+            )
+        return Redeliver(epoch)
+    raise UserError(
+        f"Spark's checkpoint offers epoch {epoch}, but the store's last commit is epoch {history.epoch} and "
+        f"{history.epoch + 1} must follow. The checkpoint and the store do not belong together: one of them was "
+        "deleted, replaced or rolled back. Put back the matching one, or start with a new store and a new checkpoint."
+    )
+
+
+def check_binding(history: History, spark_query: str | None) -> None:
+    """Refuses a Spark checkpoint that is not the one this journal was written with."""
+    if history.spark_query is not None and history.spark_query != spark_query:
+        raise UserError(
+            f"this store belongs to the Spark query {history.spark_query}, but its checkpoint "
+            + ("is missing" if spark_query is None else f"belongs to the Spark query {spark_query}")
+            + f". Epochs 0..{history.epoch} are in the state already and would be applied again or skipped. Put back "
+            "the original checkpoint, or start with a new store and a new checkpoint."
+        )
+
+
+# -- does this attempt count? ----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """An exception in user code, as data."""
+
+    step: str
+    key: str
+    record: str
+    cause: str
+    trace: str
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What the task of one slot did: objects written, receipts seen, and what went wrong, if anything.
+
+    `receipts` maps each producer task that this slot consumed to the digest of all that the producer sent out.
+    """
+
+    slot: int
+    receipts: dict[str, str]
+    added: tuple[SegmentRef, ...] = ()
+    outputs: tuple[Output, ...] = ()
+    records: dict[str, int] = field(default_factory=dict)
+    failure: Failure | None = None
+    damage: str | None = None
+    timings_ms: dict[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Accept:
+    """Commit the attempt with these parts."""
+
+    added: tuple[SegmentRef, ...]
+    outputs: tuple[Output, ...]
+    records: dict[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Reject:
+    """Abort the attempt. With a `failure` the query stops; without one the epoch is planned again."""
+
+    reason: str
+    failure: Failure | None = None
+
+
+def judge(slot_count: int, producers: int, reports: Sequence[Report]) -> Accept | Reject:
+    """Whether an attempt that Spark calls successful may be committed."""
+    by_slot = {report.slot: report for report in reports}
+    if len(by_slot) != len(reports) or set(by_slot) != set(range(slot_count)):
+        found = sorted(report.slot for report in reports)
+        raise InvariantViolation(f"reports of slots {found} found, one of each of 0..{slot_count - 1} expected")
+    ordered = [by_slot[slot] for slot in sorted(by_slot)]
+    for report in ordered:
+        if report.failure is not None:
+            return Reject(f"step {report.failure.step}: {report.failure.cause}", report.failure)
+    mixed = disagreement([report.receipts for report in ordered], producers)
+    if mixed:
+        return Reject(mixed)
+    records: dict[str, int] = {}
+    for report in ordered:
+        for step, count in report.records.items():
+            records[step] = records.get(step, 0) + count
+    return Accept(
+        tuple(ref for report in ordered for ref in report.added),
+        tuple(ref for report in ordered for ref in report.outputs),
+        records,
+    )
+
+
+def disagreement(receipts: Sequence[Mapping[str, str]], producers: int) -> str | None:
+    """Says which producer was seen in two versions, or not by all; None if everybody saw the same."""
+    first = receipts[0]
+    if len(first) != producers:
+        raise InvariantViolation(f"{len(first)} producers reached slot 0, {producers} were run")
+    for slot, seen in enumerate(receipts):
+        if seen.keys() != first.keys():
+            raise InvariantViolation(f"slot {slot} consumed {sorted(seen)}, slot 0 consumed {sorted(first)}")
+        for producer, digest in seen.items():
+            if digest != first[producer]:
+                return (
+                    f"receipts differ: slot {slot} consumed version {digest} of producer {producer}, "
+                    f"slot 0 consumed version {first[producer]}"
+                )
+    return None

@@ -1,0 +1,114 @@
+"""The routing table of a step: an interval map from ranges of the key space to slots, with a version.
+
+Rules
+-----
+- Every point of the key space has exactly one slot (G4): the intervals are consecutive, the first begins at 0.
+- Neighbouring intervals have different slots: a table is as small as the assignment allows. Bins are only the
+  granularity at which tables are cut, so their number costs nothing (2^20 bins on 4 slots are 4 intervals).
+- A table is a value. A change makes a new table whose version is one higher (G8).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import pairwise
+from typing import NewType
+
+import numpy as np
+import numpy.typing as npt
+
+from millstream.errors import InvariantViolation, UserError
+from millstream.protocol.keyspace import LAST, Hashes, Range, bin_edges
+
+Slot = NewType("Slot", int)
+RoutingVersion = NewType("RoutingVersion", int)
+
+
+@dataclass(frozen=True)
+class RoutingTable:
+    """Which slot owns which range.
+
+    >>> table = RoutingTable.even(slots=4, bin_bits=12)
+    >>> table.slot_of(0), table.slot_of(LAST), table.version
+    (0, 3, 0)
+    """
+
+    version: RoutingVersion
+    bin_bits: int
+    firsts: tuple[int, ...]
+    slots: tuple[Slot, ...]
+
+    def __post_init__(self) -> None:
+        if not self.firsts or self.firsts[0] != 0 or len(self.firsts) != len(self.slots):
+            raise InvariantViolation(f"routing table does not cover the key space: {self.firsts} -> {self.slots}")
+        if any(a >= b for a, b in pairwise(self.firsts)):
+            raise InvariantViolation(f"routing table is out of order: {self.firsts}")
+        if any(a == b for a, b in pairwise(self.slots)):
+            raise InvariantViolation("routing table has neighbouring intervals of one slot")
+
+    @classmethod
+    def even(cls, slots: int, bin_bits: int) -> RoutingTable:
+        """The first table of a query: consecutive bins, the same number for each slot."""
+        if slots < 1:
+            raise UserError(f"a query needs at least one slot, found slots={slots}")
+        return cls(
+            RoutingVersion(0),
+            bin_bits,
+            tuple(bin_edges(slots, bin_bits)),
+            tuple(Slot(s) for s in range(slots)),
+        )
+
+    @cached_property
+    def _first_array(self) -> Hashes:
+        return np.array(self.firsts, np.uint64)
+
+    @cached_property
+    def _slot_array(self) -> npt.NDArray[np.int32]:
+        return np.array(self.slots, np.int32)
+
+    @property
+    def slot_count(self) -> int:
+        """How many tasks host this table: slots are numbered from 0."""
+        return max(self.slots) + 1
+
+    def lookup(self, hashes: Hashes) -> npt.NDArray[np.int32]:
+        """The slot of every hash."""
+        return self._slot_array[np.searchsorted(self._first_array, hashes, side="right") - 1]
+
+    def slot_of(self, point: int) -> Slot:
+        """The slot of one point."""
+        return Slot(int(self.lookup(np.array([point], np.uint64))[0]))
+
+    @cached_property
+    def ranges(self) -> dict[Slot, tuple[Range, ...]]:
+        """For every slot that owns something, its ranges in order."""
+        owned: dict[Slot, list[Range]] = {}
+        for first, last, slot in self.intervals():
+            owned.setdefault(slot, []).append(Range(first, last))
+        return {slot: tuple(ranges) for slot, ranges in owned.items()}
+
+    def intervals(self) -> Iterable[tuple[int, int, Slot]]:
+        """(first, last, slot) of every interval, in order."""
+        lasts = [first - 1 for first in self.firsts[1:]] + [LAST]
+        return zip(self.firsts, lasts, self.slots, strict=True)
+
+    def assign(self, moves: Sequence[tuple[Range, Slot]]) -> RoutingTable:
+        """The next version, in which each of these ranges belongs to the slot beside it."""
+        points = dict.fromkeys(self.firsts)
+        for moved, _ in moves:
+            points[moved.first] = None
+            if moved.last < LAST:
+                points[moved.last + 1] = None
+        firsts = sorted(points)
+        owners = [Slot(int(s)) for s in self.lookup(np.array(firsts, np.uint64))]
+        for moved, slot in moves:
+            owners = [slot if first in moved else owner for first, owner in zip(firsts, owners, strict=True)]
+        kept = [i for i, owner in enumerate(owners) if i == 0 or owner != owners[i - 1]]
+        return RoutingTable(
+            RoutingVersion(self.version + 1),
+            self.bin_bits,
+            tuple(firsts[i] for i in kept),
+            tuple(owners[i] for i in kept),
+        )

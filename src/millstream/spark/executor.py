@@ -1,0 +1,97 @@
+"""Attempts and compactions as Spark jobs, each slot on its worker.
+
+Rules
+-----
+- One job per attempt: route, exchange, host, reports.
+- Placement is chosen anew at each attempt from the executors that Spark reports, and is never part of a plan.
+- A job that Spark gives up is an `ExecutionFailed`: the attempt is aborted and planned again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+from py4j.protocol import Py4JError
+from pyspark import RDD
+from pyspark.errors import PySparkException
+from pyspark.serializers import NoOpSerializer
+from pyspark.sql import DataFrame, SparkSession
+
+from millstream.engine.driver import ExecutionFailed
+from millstream.engine.spec import EpochTask, SlotTask
+from millstream.protocol.compaction import Job
+from millstream.protocol.epochs import Report
+from millstream.protocol.manifest import Edit
+from millstream.spark import tasks
+from millstream.spark.exchange import Exchange, Places
+from millstream.spark.session import is_local
+from millstream.store.names import Maker
+
+
+class SparkExecutor:
+    """Runs attempts on a Spark session."""
+
+    def __init__(self, spark: SparkSession, spec_bytes: bytes) -> None:
+        self._spark, self._spec_bytes = spark, spec_bytes
+        self._exchange = Exchange(spark.sparkContext)
+        self._local = is_local(spark)
+        self._workers: dict[str, str] = {}
+
+    def execute(self, task: EpochTask, slots: Sequence[SlotTask], records: DataFrame) -> tuple[list[Report], int]:
+        try:
+            messages: RDD[bytes] = RDD(
+                records._jdf.toArrowBatchRdd().toJavaRDD(), self._spark.sparkContext, NoOpSerializer()
+            )
+            found, producers = self._exchange.run(
+                messages,
+                tasks.router(self._spec_bytes, task),
+                tasks.hoster(self._spec_bytes, task),
+                [slot.pack() for slot in slots],
+                self.places(len(slots)),
+            )
+        except (Py4JError, PySparkException) as error:
+            raise ExecutionFailed(_reason(error)) from error
+        return [msgspec.msgpack.decode(data, type=Report) for data in found], producers
+
+    def compact(self, jobs: Sequence[tuple[Job, Maker, int]]) -> list[Edit]:
+        places = self.places(max(slot for _, _, slot in jobs) + 1)
+        try:
+            found = self._exchange.run_located(
+                [msgspec.msgpack.encode(job) for job in jobs],
+                tasks.compactor(self._spec_bytes),
+                tuple(places[slot] for _, _, slot in jobs),
+            )
+        except (Py4JError, PySparkException) as error:
+            raise ExecutionFailed(_reason(error)) from error
+        return [msgspec.msgpack.decode(data, type=Edit) for data in found]
+
+    def places(self, slots: int) -> Places:
+        """Where each slot should run: slots are dealt out over the workers, in order of their ids."""
+        if self._local:
+            return ((),) * slots
+        workers = self.workers()
+        names = [f"executor_{host}_{worker}" for worker, host in sorted(workers.items(), key=lambda w: int(w[0]))]
+        return tuple((names[slot % len(names)],) if names else () for slot in range(slots))
+
+    def workers(self) -> dict[str, str]:
+        """The executors that Spark reports now: id and host."""
+        context: Any = self._spark.sparkContext._jsc.sc()
+        ids = context.getExecutorIds()
+        present = {ids.apply(i) for i in range(ids.size())}
+        if present != set(self._workers):
+            summaries = context.statusStore().executorList(True)
+            hosts = {}
+            for i in range(summaries.size()):
+                summary = summaries.apply(i)
+                hosts[summary.id()] = summary.hostPort().rsplit(":", 1)[0]
+            self._workers = {worker: hosts[worker] for worker in present if worker in hosts}
+        return self._workers
+
+
+def _reason(error: Exception) -> str:
+    """The lines of a Spark failure that tell something."""
+    text = str(getattr(error, "java_exception", None) or error)
+    lines = [line.strip() for line in text.splitlines() if line.strip() and not line.strip().startswith("at ")]
+    return "Spark could not finish the job: " + " | ".join(lines[:12])[:1500]

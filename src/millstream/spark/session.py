@@ -1,0 +1,102 @@
+"""A Spark session that suits Millstream, and the checks that `start` makes of any session.
+
+Rules
+-----
+- Every setting has its reason beside it. A session that a user built is not changed, only checked; what cannot work
+  is refused before the first epoch with a text that says what to set.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+from pyspark.sql import SparkSession
+
+from millstream.errors import UserError
+
+SETTINGS: dict[str, tuple[str, str]] = {
+    "spark.shuffle.reduceLocality.enabled": (
+        "false",
+        "only Millstream's placement decides where a slot runs, not where most of its input happens to lie",
+    ),
+    "spark.locality.wait": (
+        "10s",
+        "a slot waits for its own worker, where its segments are mapped, before it moves",
+    ),
+    "spark.python.unix.domain.socket.enabled": (
+        "true",
+        "roughly halves what it costs to start a Python task (it does not get on with Spark's transformWithState)",
+    ),
+    "spark.python.worker.reuse": ("true", "mapped segments and unpacked code are cached in Python workers"),
+    "spark.shuffle.compress": (
+        "false",
+        "payloads are Arrow columns on their way to a neighbour: compressing costs more",
+    ),
+    "spark.sql.adaptive.enabled": (
+        "false",
+        "an epoch's frame has nothing to adapt, and re-planning costs time",
+    ),
+    "spark.sql.execution.arrow.maxRecordsPerBatch": (
+        "200000",
+        "large Arrow batches: the cost per batch is spread over more records",
+    ),
+    "spark.ui.showConsoleProgress": ("false", "progress bars of jobs that last milliseconds only flicker"),
+}
+
+_PINNING = ("spark.shuffle.reduceLocality.enabled", "spark.locality.wait")
+
+
+def session(
+    name: str = "millstream", master: str | None = None, settings: Mapping[str, str] | None = None
+) -> SparkSession:
+    """Builds (or finds) a session with the settings of `SETTINGS`; `settings` come on top.
+
+    Without `master`, Spark's own configuration decides, else `local[*]`. A local session listens on loopback only.
+    """
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)  # else workers run whatever `python3` is on the path
+    if master is not None and master.startswith("local"):
+        os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
+    builder = SparkSession.builder.appName(name)
+    if master is not None:
+        builder = builder.master(master)
+    for key, (value, _) in SETTINGS.items():
+        builder = builder.config(key, value)
+    for key, value in (settings or {}).items():
+        builder = builder.config(key, str(value))
+    return builder.getOrCreate()
+
+
+def is_local(spark: SparkSession) -> bool:
+    """Whether driver and workers are one JVM, so that there is nothing to place."""
+    master = str(spark.sparkContext.master)
+    return master == "local" or master.startswith("local[")
+
+
+def check_session(spark: Any) -> SparkSession:
+    """Refuses what cannot run a query, with the reason and what to do."""
+    if type(spark).__module__.startswith("pyspark.sql.connect"):
+        raise UserError(
+            "this is a Spark Connect session; Millstream places tasks and carries its own exchange, which Connect "
+            "does not offer. Use a classic session: millstream.session(), or SparkSession.builder.master(...)"
+        )
+    if not isinstance(spark, SparkSession):
+        raise UserError(f"found {spark!r}, expected a SparkSession; millstream.session() makes one")
+    if spark.sparkContext._jsc is None:
+        raise UserError("this Spark session has been stopped; make a new one with millstream.session()")
+    if not is_local(spark):
+        conf = spark.sparkContext.getConf()
+        wrong = []
+        if conf.get("spark.shuffle.reduceLocality.enabled", "true") != "false":
+            wrong.append("spark.shuffle.reduceLocality.enabled is true, expected false")
+        if str(conf.get("spark.locality.wait", "3s")).rstrip("smh ") in ("0", ""):
+            wrong.append(f"spark.locality.wait is {conf.get('spark.locality.wait')!r}, expected a few seconds")
+        if wrong:
+            raise UserError(
+                "slots could not be kept on their workers with this session: "
+                + "; ".join(wrong)
+                + ". These settings are static: build the session with millstream.session(), or set them before"
+            )
+    return spark

@@ -1,0 +1,98 @@
+"""Delivering productions to sinks.
+
+Rules
+-----
+- An epoch is delivered after its commit, from stored bytes. After a crash it is delivered again, and looks the same.
+- `Parquet` (G2): one file per epoch, named by the epoch, created only if it is not there, and visible only when
+  whole; then one manifest line under `_manifest/`, which Spark's own reader ignores. An epoch without productions has
+  no file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+import pyarrow as pa
+import pyarrow.parquet as pq
+from pyspark.sql import SparkSession
+
+from millstream.engine.delivery import read_productions
+from millstream.errors import StepError, UserError
+from millstream.model.query import SinkNode
+from millstream.model.sinks import ForeachBatch, Memory, Parquet
+from millstream.protocol.epochs import Output
+from millstream.spark.frames import productions_frame
+from millstream.store.journal import digest_of
+from millstream.store.objects import ObjectStore, open_store
+
+
+class SparkDeliverer:
+    """Delivers to every kind of sink."""
+
+    def __init__(self, spark: SparkSession, store: ObjectStore, spec_bytes: bytes) -> None:
+        self._spark, self._store, self._spec_bytes = spark, store, spec_bytes
+        self._targets: dict[str, ObjectStore] = {}
+
+    def deliver(self, sink: SinkNode, schema: pa.Schema, outputs: Sequence[Output], epoch: int) -> None:
+        match sink.sink:
+            case Parquet():
+                self._parquet(sink, sink.sink, schema, outputs, epoch)
+            case Memory():
+                table = read_productions(self._store, schema, outputs)
+                sink.sink.epochs.setdefault(epoch, _own_copy(table))
+            case ForeachBatch():
+                self._foreach(sink, sink.sink, schema, outputs, epoch)
+            case other:
+                raise UserError(
+                    f"sink {sink.name!r}: {type(other).__name__} is not a kind of sink that Spark delivers to"
+                )
+
+    def _parquet(
+        self, sink: SinkNode, declared: Parquet, schema: pa.Schema, outputs: Sequence[Output], epoch: int
+    ) -> None:
+        if not outputs:
+            return
+        if sink.name not in self._targets:
+            self._targets[sink.name] = open_store(declared.path, declared.options)
+        target = self._targets[sink.name]
+        table = read_productions(self._store, schema, outputs)
+        data = memoryview(parquet_bytes(table)).cast("B")
+        file = f"epoch-{epoch:012d}.parquet"
+        target.create(file, data)
+        line = {
+            "epoch": epoch,
+            "file": file,
+            "rows": table.num_rows,
+            "bytes": len(data),
+            "digest": digest_of(data),
+        }
+        target.create(f"_manifest/{epoch:012d}.json", msgspec.json.encode(line))
+
+    def _foreach(
+        self, sink: SinkNode, declared: ForeachBatch, schema: pa.Schema, outputs: Sequence[Output], epoch: int
+    ) -> None:
+        frame = productions_frame(self._spark, self._spec_bytes, schema, outputs)
+        try:
+            declared.fn(frame, epoch)
+        except Exception as error:
+            raise StepError(
+                sink.name, epoch, "", "", f"the sink's function raised {type(error).__name__}: {error}"
+            ) from error
+
+
+def parquet_bytes(table: pa.Table) -> pa.Buffer:
+    """A table as a Parquet file; the same table always gives the same bytes."""
+    out = pa.BufferOutputStream()
+    pq.write_table(table, out)
+    return out.getvalue()
+
+
+def _own_copy(table: pa.Table) -> pa.Table:
+    """A copy in memory: the original maps a file of the store, which will be deleted."""
+    out = pa.BufferOutputStream()
+    with pa.ipc.new_stream(out, table.schema) as writer:
+        writer.write_table(table)
+    copied: Any = pa.ipc.open_stream(out.getvalue()).read_all()
+    return copied

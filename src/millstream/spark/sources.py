@@ -1,0 +1,148 @@
+"""Many streaming sources as one frame: a tag, one struct column per source, and a ticker.
+
+Rules
+-----
+- The order of sources is the order in which they were added; Spark's union keeps it, so map tasks are numbered by
+  source first. That is the order in which records of a key are applied within an epoch.
+- An epoch's input is bounded: a source that would read its whole backlog at once is refused unless the user insists.
+  A source made from a reader gets default limits, which the user's own options override.
+- Structured Streaming runs no epoch without data, so a ticker makes one a second: commands, and later timers, make
+  progress on an idle stream. It carries no records.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pyarrow as pa
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as sql
+from pyspark.sql.pandas.types import to_arrow_schema
+from pyspark.sql.streaming.readwriter import DataStreamReader
+from pyspark.sql.types import ArrayType, DataType, MapType, StructField, StructType
+
+from millstream.errors import UserError
+from millstream.model.query import SourceNode
+from millstream.model.types import format_type
+
+TICKER = -1
+"""The tag of the ticker's rows."""
+
+DEFAULT_LIMITS = {"maxOffsetsPerTrigger": "1000000", "maxFilesPerTrigger": "1000"}
+
+_LIMITS = {
+    "maxoffsetspertrigger",
+    "maxfilespertrigger",
+    "maxbytespertrigger",
+    "maxrowspertrigger",
+    "rowsperbatch",
+}
+_BOUNDED_BY_NATURE = {"rate", "ratestreamprovider", "rate-micro-batch", "memory", "socket"}
+
+
+def open_source(spark: SparkSession, node: SourceNode, named: bool) -> DataFrame:
+    """The frame of a source: as given, or made by the user's function from a reader."""
+    origin = node.origin
+    if isinstance(origin, DataFrame):
+        frame = origin
+        if frame.isStreaming and not node.unbounded:
+            _check_bounded(node.name, frame)
+    elif callable(origin):
+        reader: DataStreamReader = spark.readStream.options(**DEFAULT_LIMITS)
+        frame = origin(reader.name(node.name) if named else reader)
+        if not isinstance(frame, DataFrame):
+            raise UserError(
+                f"source {node.name!r}: the function returned {frame!r}, expected a DataFrame; end it with .load()"
+            )
+    else:
+        raise UserError(
+            f"source {node.name!r}: found {origin!r}, expected a streaming DataFrame or a function of a reader"
+        )
+    if not frame.isStreaming:
+        raise UserError(f"source {node.name!r} is a batch DataFrame; read it with spark.readStream")
+    return frame
+
+
+def arrow_schema(name: str, schema: StructType) -> pa.Schema:
+    """A frame's schema in Arrow, with every field nullable: what Spark promises about nulls is not relied on."""
+    fields = []
+    for column in schema.fields:
+        try:
+            [field] = to_arrow_schema(StructType([_nullable_field(column)]), timezone="UTC")
+            format_type(field.type)
+        except Exception as error:
+            raise UserError(
+                f"source {name!r}: column {column.name!r} has type {column.dataType.simpleString()}, which cannot be "
+                f"carried; cast or drop it ({error})"
+            ) from error
+        fields.append(field)
+    return pa.schema(fields)
+
+
+def unite(spark: SparkSession, frames: list[DataFrame], tick: bool, named: bool) -> DataFrame:
+    """One frame for all sources, with a ticker if wanted."""
+    parts = [_tagged(frames, index) for index in range(len(frames))]
+    if tick:
+        reader = spark.readStream.format("rate").option("rowsPerSecond", 1).option("numPartitions", 1)
+        ticks = (reader.name("millstream_ticker") if named else reader).load()
+        empty = [sql.lit(None).cast(_struct_of(frame)).alias(f"s{i}") for i, frame in enumerate(frames)]
+        parts.append(ticks.select(sql.lit(TICKER).cast("int").alias("source"), *empty))
+    united = parts[0]
+    for part in parts[1:]:
+        united = united.union(part)
+    return united
+
+
+def _tagged(frames: list[DataFrame], index: int) -> DataFrame:
+    columns = []
+    for i, frame in enumerate(frames):
+        if i == index:
+            columns.append(sql.struct(*[sql.col(f"`{name}`") for name in frame.columns]).alias(f"s{i}"))
+        else:
+            columns.append(sql.lit(None).cast(_struct_of(frame)).alias(f"s{i}"))
+    return frames[index].select(sql.lit(index).cast("int").alias("source"), *columns)
+
+
+def _struct_of(frame: DataFrame) -> StructType:
+    nullable = _nullable(frame.schema)
+    assert isinstance(nullable, StructType)
+    return nullable
+
+
+def _nullable_field(field: StructField) -> StructField:
+    return StructField(field.name, _nullable(field.dataType), True)
+
+
+def _nullable(kind: DataType) -> DataType:
+    if isinstance(kind, StructType):
+        return StructType([_nullable_field(field) for field in kind.fields])
+    if isinstance(kind, ArrayType):
+        return ArrayType(_nullable(kind.elementType), True)
+    if isinstance(kind, MapType):
+        return MapType(_nullable(kind.keyType), _nullable(kind.valueType), True)
+    return kind
+
+
+def _check_bounded(name: str, frame: DataFrame) -> None:
+    """Refuses a frame one of whose sources has no limit on what an epoch reads."""
+    leaves: Any = frame._jdf.queryExecution().analyzed().collectLeaves()
+    for i in range(leaves.size()):
+        leaf = leaves.apply(i)
+        kind = leaf.getClass().getSimpleName()
+        if kind == "StreamingRelationV2":
+            source, options = leaf.sourceName(), set(leaf.extraOptions().keySet())
+        elif kind == "StreamingRelation":
+            source = leaf.dataSource().className()
+            found = leaf.dataSource().options().keysIterator()
+            options = set()
+            while found.hasNext():
+                options.add(found.next())
+        else:
+            continue
+        if source.lower() in _BOUNDED_BY_NATURE or {str(option).lower() for option in options} & _LIMITS:
+            continue
+        raise UserError(
+            f"source {name!r} ({source}) has no limit on how much one epoch reads, so its first epoch would read the "
+            "whole backlog. Set one on the reader (maxOffsetsPerTrigger for Kafka, maxFilesPerTrigger or "
+            "maxBytesPerTrigger for files), or insist with query.source(..., unbounded=True)"
+        )

@@ -1,0 +1,125 @@
+"""What runs in Spark's Python workers. Thin: the work itself is in `engine` and `store`.
+
+Rules
+-----
+- Functions here are imported by name on the worker, so what travels with every epoch is data only.
+- Whatever can be reported as data is (see `engine.host`); what fails a task here is worth Spark's own retries.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from functools import lru_cache, partial
+from typing import Any
+
+import msgspec
+import pyarrow as pa
+from pyspark.serializers import pack_long
+
+from millstream.engine.host import host
+from millstream.engine.route import route
+from millstream.engine.spec import EpochTask, SlotTask, Spec, unpack
+from millstream.protocol.compaction import Job
+from millstream.protocol.manifest import Edit
+from millstream.store.merge import merge
+from millstream.store.names import Maker
+from millstream.store.objects import ObjectStore, open_store
+from millstream.store.segments import SegmentCache
+
+
+@lru_cache(maxsize=16)
+def _store(uri: str, options: tuple[tuple[str, str], ...]) -> ObjectStore:
+    return open_store(uri, dict(options))
+
+
+def store_of(spec: Spec) -> ObjectStore:
+    """The store of a query; opened once per process."""
+    return _store(spec.store_uri, tuple(sorted(spec.store_options.items())))
+
+
+def router(spec_bytes: bytes, task: EpochTask) -> Any:
+    return partial(_route, spec_bytes, task)
+
+
+def _route(spec_bytes: bytes, task: EpochTask, producer: int, messages: Iterable[bytes]) -> Iterator[bytes]:
+    spec = unpack(spec_bytes)
+    payloads = route(task, _batches(spec, messages), producer, store_of(spec))
+    for slot, payload in enumerate(payloads):
+        yield pack_long(slot)  # type: ignore[no-untyped-call]
+        yield payload
+
+
+def _batches(spec: Spec, messages: Iterable[bytes]) -> Iterator[tuple[str, pa.RecordBatch]]:
+    """Record batches by source, from messages of the frame that `sources.unite` makes."""
+    sources = spec.graph.sources
+    schema = united_schema(spec)
+    for message in messages:
+        batch = pa.ipc.read_record_batch(pa.ipc.read_message(message), schema)
+        tags = batch.column(0).to_numpy()
+        for source in sources:
+            chosen = tags == source.index
+            if not chosen.any():
+                continue
+            struct = batch.column(1 + source.index)
+            if not chosen.all():
+                struct = struct.filter(pa.array(chosen))
+            yield source.name, pa.RecordBatch.from_arrays(struct.flatten(), schema=source.schema)
+
+
+def united_schema(spec: Spec) -> pa.Schema:
+    """The schema of the united frame: a tag, and one struct per source."""
+    fields = [pa.field("source", pa.int32())]
+    for source in spec.graph.sources:
+        fields.append(pa.field(f"s{source.index}", pa.struct(list(source.schema))))
+    return pa.schema(fields)
+
+
+def hoster(spec_bytes: bytes, task: EpochTask) -> Any:
+    return partial(_host, spec_bytes, task)
+
+
+def _host(spec_bytes: bytes, task: EpochTask, pairs: Iterable[tuple[bytes, bytes]]) -> Iterator[bytes]:
+    spec = unpack(spec_bytes)
+    mine: SlotTask | None = None
+    payloads = []
+    for place, payload in pairs:
+        if place:
+            mine = SlotTask.unpack(place)
+        if payload:
+            payloads.append(payload)
+    assert mine is not None, "a located partition without its slot"
+    yield msgspec.msgpack.encode(host(spec, task, mine, payloads, store_of(spec)))
+
+
+def compactor(spec_bytes: bytes) -> Any:
+    return partial(_compact, spec_bytes)
+
+
+def _compact(spec_bytes: bytes, tasks: Iterable[bytes]) -> Iterator[bytes]:
+    spec = unpack(spec_bytes)
+    for data in tasks:
+        job, maker, slot = msgspec.msgpack.decode(data, type=tuple[Job, Maker, int])
+        edit: Edit = merge(store_of(spec), SegmentCache(), job, maker, slot)
+        yield msgspec.msgpack.encode(edit)
+
+
+def prober(spec_bytes: bytes, name: str, expected: bytes) -> Any:
+    return partial(_probe, spec_bytes, name, expected)
+
+
+def _probe(spec_bytes: bytes, name: str, expected: bytes, _: Iterable[int]) -> Iterator[str]:
+    """Whether this worker can unpack the query and see the store: an empty string, or what is wrong."""
+    try:
+        spec = unpack(spec_bytes)
+    except Exception as error:
+        yield f"the query's code cannot be loaded on a worker: {type(error).__name__}: {error}"
+        return
+    try:
+        found = store_of(spec).get(name)
+    except Exception as error:
+        yield f"a worker cannot read the store: {error}"
+        return
+    if found is None or bytes(found) != expected:
+        yield f"a worker does not see the store {spec.store_uri}: an object that the driver wrote is not there"
+    else:
+        yield ""

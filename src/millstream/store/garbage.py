@@ -1,0 +1,33 @@
+"""Deleting what nobody needs: carries out what `protocol.retention` says.
+
+Rules
+-----
+- Deletes only what the journal released (G3), never by age alone; the journal's own entries only behind a snapshot.
+- Runs beside the epochs, never inside one, and may stop or fail at any point: the next run finds the rest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from millstream.protocol.epochs import History
+from millstream.protocol.retention import needed_productions, needed_segments, settled
+from millstream.store import names
+from millstream.store.objects import ObjectStore
+
+
+def unneeded(store: ObjectStore, history: History, live: Collection[int]) -> list[str]:
+    """The objects of state, productions and overflow that can go, as of this history."""
+    found = []
+    for prefix, needed in (
+        (names.SEGMENTS, needed_segments(history)),
+        (names.PRODUCTIONS, needed_productions(history)),
+        (names.OVERFLOW, set[str]()),
+    ):
+        for item in store.list(prefix):
+            maker = names.maker_of(item.name)
+            if item.name in needed or maker is None:
+                continue
+            if settled(history, maker.generation, maker.kind, maker.epoch, maker.number, live):
+                found.append(item.name)
+    return found

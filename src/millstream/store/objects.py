@@ -1,0 +1,172 @@
+"""What a store must offer: five operations on named, immutable objects.
+
+Rules
+-----
+- `create` is atomic: of any number of callers, in any processes, exactly one gets True for a name, and from then on
+  everybody reads that caller's bytes, whole. The journal (G3) stands on this alone.
+- `put` is atomic too: readers see nothing or all of it. Names of what is put are unique, so nothing is overwritten.
+- After a success, a read by any process gives the bytes (read-after-write).
+- `list` may miss objects that are being written, never ones whose write had returned before it began.
+- Everything else may fail at any time, and then raises `StoreUnavailable`; a failed write may or may not have
+  happened.
+
+`obstore` gives these for a local directory, S3, GCS, Azure and memory. A local directory survives the death of any
+process; as obstore does not call fsync, after a power loss it holds what the operating system had written by then.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+from urllib.parse import unquote, urlsplit
+
+import obstore
+from obstore.exceptions import AlreadyExistsError, BaseError
+from obstore.store import LocalStore, MemoryStore, from_url
+
+from millstream.errors import StoreUnavailable, UserError
+
+Data = bytes | bytearray | memoryview
+
+
+@dataclass(frozen=True, slots=True)
+class Listed:
+    """One object of a listing; `age_s` by the clock of the store and of this machine."""
+
+    name: str
+    bytes: int
+    age_s: float
+
+
+class ObjectStore(Protocol):
+    """Named immutable objects; see the rules above for what a backend promises."""
+
+    uri: str
+
+    def create(self, name: str, data: Data) -> bool:
+        """Writes the object unless it exists. True if this call wrote it."""
+        ...
+
+    def put(self, name: str, data: Data) -> None:
+        """Writes an object whose name nobody else uses."""
+        ...
+
+    def get(self, name: str) -> memoryview | None:
+        """The bytes of an object, or None if there is none."""
+        ...
+
+    def list(self, prefix: str) -> Iterator[Listed]:
+        """The objects below a prefix, in no order."""
+        ...
+
+    def delete(self, names: Iterable[str]) -> None:
+        """Deletes objects; those that are gone already do not matter."""
+        ...
+
+    def path(self, name: str) -> Path | None:
+        """Where the object lies in this machine's file system, if that is where it is."""
+        ...
+
+
+class ObjectStoreBackend:
+    """Any store that obstore can open."""
+
+    def __init__(self, uri: str, backend: Any, root: Path | None) -> None:
+        self.uri, self._backend, self._root = uri, backend, root
+
+    def create(self, name: str, data: Data) -> bool:
+        try:
+            obstore.put(self._backend, name, data, mode="create", use_multipart=False)
+        except AlreadyExistsError:
+            return False
+        except (BaseError, OSError) as error:
+            raise _unavailable("create", self.uri, name, error) from error
+        return True
+
+    def put(self, name: str, data: Data) -> None:
+        try:
+            obstore.put(self._backend, name, data)
+        except (BaseError, OSError) as error:
+            raise _unavailable("write", self.uri, name, error) from error
+
+    def get(self, name: str) -> memoryview | None:
+        try:
+            return memoryview(obstore.get(self._backend, name).bytes())
+        except FileNotFoundError:
+            return None
+        except (BaseError, OSError) as error:
+            raise _unavailable("read", self.uri, name, error) from error
+
+    def list(self, prefix: str) -> Iterator[Listed]:
+        now = time.time()
+        try:
+            for chunk in obstore.list(self._backend, prefix):
+                for meta in chunk:
+                    yield Listed(meta["path"], meta["size"], max(0.0, now - meta["last_modified"].timestamp()))
+        except (BaseError, OSError) as error:
+            raise _unavailable("list", self.uri, prefix, error) from error
+
+    def delete(self, names: Iterable[str]) -> None:
+        for name in names:
+            try:
+                obstore.delete(self._backend, name)
+            except FileNotFoundError:
+                continue
+            except (BaseError, OSError) as error:
+                raise _unavailable("delete", self.uri, name, error) from error
+
+    def path(self, name: str) -> Path | None:
+        return self._root / name if self._root is not None else None
+
+
+def open_store(uri: str, options: Mapping[str, str] | None = None) -> ObjectStore:
+    """Opens the store at a URI: a path or `file://` for a directory (made if missing), `s3://`, `gs://`, `az://`.
+
+    `options` are obstore's settings for the backend (keys, region, endpoint); without them the environment's hold.
+    `memory://` gives a new empty store that only this process sees.
+    """
+    parts = urlsplit(uri)
+    if parts.scheme in ("", "file"):
+        return _open_directory(uri, Path(unquote(parts.path)) if parts.scheme else Path(uri))
+    if parts.scheme == "memory":
+        return ObjectStoreBackend(uri, MemoryStore(), None)
+    try:
+        return ObjectStoreBackend(uri, from_url(uri, config=_any(dict(options)) if options else None), None)
+    except Exception as error:
+        raise UserError(
+            f"cannot open the store {uri!r}: {_first_line(error)}. Give a directory, file:///path, s3://bucket/path, "
+            "gs://bucket/path, az://container/path, or memory:// in tests."
+        ) from error
+
+
+def _open_directory(uri: str, root: Path) -> ObjectStore:
+    root = root.expanduser().absolute()
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+        return ObjectStoreBackend(root.as_uri(), LocalStore(root), root)
+    except (BaseError, OSError) as error:
+        raise UserError(
+            f"cannot use {root} as a store: {_first_line(error)}. Give a directory you may write to."
+        ) from error
+
+
+def _unavailable(verb: str, uri: str, name: str, error: Exception) -> StoreUnavailable:
+    text = _first_line(error)
+    advice = (
+        "Free some space" if "os error 28" in text or "No space left" in text else "See that the store can be reached"
+    )
+    return StoreUnavailable(
+        f"cannot {verb} {name!r} in the store {uri}: {text}. {advice}, then start the query again: "
+        "it goes on from its last commit."
+    )
+
+
+def _any(value: Any) -> Any:
+    return value  # obstore types the settings of each backend apart; which one it is, is the user's choice
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0]

@@ -1,0 +1,212 @@
+"""Segments: immutable Arrow files of state, sorted by (hash, key), and the process-wide cache that maps them.
+
+Rules
+-----
+- A segment is written once, whole, under a name nobody else uses, and never changes.
+- A segment is used only after its length and digest have been found to be those of the manifest. A truncated or
+  altered file is named (`DamagedObject`) and never read as state.
+- Reading maps the file: state larger than memory is the normal case, and what a process holds privately does not
+  grow with state. Where the store is not a local directory, the file is fetched once into a local directory first.
+- A range of the key space is a slice of every segment, found by two binary searches.
+
+A file is one Arrow IPC record batch, uncompressed, with the columns `hash` (uint64), `k0`, `k1`... (the key),
+`value` (the declared type, or the bytes of a Python object) and, only if there are tombstones, `dead` (bool).
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections import OrderedDict
+from collections.abc import Sequence
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+
+from millstream.errors import DamagedObject
+from millstream.protocol.keyspace import LAST, Hashes, Range, clip
+from millstream.protocol.manifest import Family, SegmentRef
+from millstream.store import names
+from millstream.store.journal import digest_of
+from millstream.store.keys import KeyColumns, Mask
+from millstream.store.objects import ObjectStore
+
+MAX_SEGMENT_BYTES = 128 << 20
+"""A larger write is cut into several segments of consecutive ranges."""
+
+OPEN_SEGMENTS = 4096
+
+
+class Segment:
+    """A mapped segment."""
+
+    def __init__(self, ref: SegmentRef, batch: pa.RecordBatch) -> None:
+        self.ref, self.batch = ref, batch
+        self.hashes: Hashes = np.frombuffer(batch.column("hash").buffers()[1], np.uint64)[: batch.num_rows]
+
+    @cached_property
+    def keys(self) -> KeyColumns:
+        columns: list[pa.Array] = []
+        while f"k{len(columns)}" in self.batch.schema.names:
+            columns.append(self.batch.column(f"k{len(columns)}"))
+        return KeyColumns(tuple(columns))
+
+    @property
+    def values(self) -> pa.Array:
+        return self.batch.column("value")
+
+    @cached_property
+    def dead(self) -> Mask | None:
+        """Which rows are tombstones; None if there are none."""
+        if "dead" not in self.batch.schema.names:
+            return None
+        result: Mask = self.batch.column("dead").to_numpy(zero_copy_only=False)
+        return result
+
+    def rows_in(self, span: Range) -> slice:
+        """The rows whose hashes lie in a range."""
+        start = int(np.searchsorted(self.hashes, np.uint64(span.first), side="left"))
+        return slice(start, int(np.searchsorted(self.hashes, np.uint64(span.last), side="right")))
+
+
+def write_segments(
+    store: ObjectStore,
+    family: Family,
+    maker: names.Maker,
+    slot: int,
+    order: int,
+    owned: tuple[Range, ...],
+    hashes: Hashes,
+    keys: KeyColumns,
+    values: pa.Array,
+    dead: Mask | None,
+) -> list[SegmentRef]:
+    """Writes rows that are sorted by (hash, key) as one segment, or several if they are large.
+
+    `owned` are the ranges that the writer speaks for; all rows lie in them.
+    """
+    columns = {
+        "hash": pa.array(hashes),
+        **{f"k{i}": column for i, column in enumerate(keys.columns)},
+        "value": values,
+    }
+    if dead is not None and dead.any():
+        columns["dead"] = pa.array(dead)
+    batch = pa.RecordBatch.from_arrays(list(columns.values()), names=list(columns))
+    refs = []
+    first = 0
+    for start, stop in _cuts(hashes, batch.nbytes):
+        last = LAST if stop == len(hashes) else int(hashes[stop]) - 1
+        part = batch.slice(start, stop - start)
+        data = encode_batch(part)
+        tombstones = int(dead[start:stop].sum()) if dead is not None else 0
+        ref = SegmentRef(
+            names.segment(family, maker, slot),
+            family,
+            order,
+            part.num_rows,
+            len(data),
+            digest_of(data),
+            clip(owned, [Range(first, last)]),
+            tombstones,
+        )
+        store.put(ref.name, data)
+        refs.append(ref)
+        first = last + 1
+    return refs
+
+
+def _cuts(hashes: Hashes, size: int) -> list[tuple[int, int]]:
+    """Where to cut so that no part is much larger than the limit and no hash is in two parts."""
+    if not len(hashes):
+        return []
+    parts = -(-size // MAX_SEGMENT_BYTES)
+    edges = [0]
+    for part in range(1, parts):
+        at = int(np.searchsorted(hashes, hashes[part * len(hashes) // parts], side="left"))
+        if at > edges[-1]:
+            edges.append(at)
+    return list(zip(edges, [*edges[1:], len(hashes)], strict=True))
+
+
+def encode_batch(batch: pa.RecordBatch) -> memoryview:
+    """One record batch as an Arrow IPC file."""
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_file(sink, batch.schema) as writer:
+        writer.write_batch(batch)
+    return memoryview(sink.getvalue()).cast("B")
+
+
+def read_checked(store: ObjectStore, name: str, size: int, digest: str) -> pa.Buffer:
+    """The bytes of an object, mapped where it is a file, if they are those that were written."""
+    mapped = _mapped(store, name, size)
+    if mapped.size != size:
+        raise DamagedObject(name, f"{mapped.size} bytes", f"{size} bytes")
+    found = digest_of(memoryview(mapped))
+    if found != digest:
+        raise DamagedObject(name, f"bytes with digest {found}", f"digest {digest}")
+    return mapped
+
+
+def _mapped(store: ObjectStore, name: str, size: int) -> pa.Buffer:
+    if store.uri.startswith("memory:"):
+        data = store.get(name)
+        if data is None:
+            raise DamagedObject(name, "nothing", f"{size} bytes")
+        return pa.py_buffer(data)
+    path = store.path(name) or _fetched(store, name, size)
+    try:
+        return pa.memory_map(str(path), "r").read_buffer() if path.stat().st_size else pa.py_buffer(b"")
+    except FileNotFoundError as error:
+        raise DamagedObject(name, "nothing", f"{size} bytes") from error
+
+
+def _fetched(store: ObjectStore, name: str, size: int) -> Path:
+    """A local copy of an object of a remote store. Named by the object, so fetching twice is harmless."""
+    root = Path(tempfile.gettempdir()) / f"millstream-{os.getuid()}" / digest_of(store.uri.encode())
+    path = root / name.replace("/", "__")
+    if not path.exists() or path.stat().st_size != size:
+        data = store.get(name)
+        if data is None:
+            raise DamagedObject(name, "nothing", f"{size} bytes")
+        root.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile(dir=root, delete=False) as staged:
+            staged.write(data)
+        Path(staged.name).rename(path)
+    return path
+
+
+class SegmentCache:
+    """The mapped segments of one process. A cache only: whoever asks gets the right segment, cached or not."""
+
+    def __init__(self, limit: int = OPEN_SEGMENTS) -> None:
+        self._limit = limit
+        self._open: OrderedDict[tuple[str, str], Segment] = OrderedDict()
+        self._wanted: dict[tuple[str, int], set[str]] = {}
+
+    def open(self, store: ObjectStore, ref: SegmentRef) -> Segment:
+        key = (store.uri, ref.name)
+        segment = self._open.get(key)
+        if segment is None:
+            data = read_checked(store, ref.name, ref.bytes, ref.digest)
+            segment = Segment(ref, pa.ipc.open_file(pa.BufferReader(data)).get_batch(0))
+            self._open[key] = segment
+            if len(self._open) > self._limit:
+                self._open.popitem(last=False)
+        else:
+            self._open.move_to_end(key)
+        return segment
+
+    def settle(self, uri: str, slot: int, refs: Sequence[SegmentRef]) -> None:
+        """Says what a slot's state consists of now. Segments that no slot seen here needs are let go, so that
+        deleted files give their space back."""
+        self._wanted[(uri, slot)] = {ref.name for ref in refs}
+        wanted = {(store, name) for (store, _), names_ in self._wanted.items() for name in names_}
+        for key in [key for key in self._open if key not in wanted]:
+            del self._open[key]
+
+
+CACHE = SegmentCache()
+"""The cache of this process: Spark reuses Python workers, so it outlives tasks."""

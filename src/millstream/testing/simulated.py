@@ -1,0 +1,152 @@
+"""A query in one process, without Spark: deterministic, and quick enough for thousands of runs.
+
+Rules
+-----
+- It runs the code of `engine`, `store`, `protocol` and `model` that Spark runs; only the executor differs.
+- An epoch is a list of records per source and per map task, given by the test. Feeding the same epoch again is a
+  replay, as Spark does after a crash.
+"""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import pyarrow as pa
+
+from millstream.engine.delivery import read_productions
+from millstream.engine.driver import Driver, Observer, Options
+from millstream.engine.host import host
+from millstream.engine.route import route
+from millstream.engine.spec import EpochTask, SlotTask, Spec
+from millstream.engine.state import read_state
+from millstream.model.computation import Computation
+from millstream.model.graph import resolve
+from millstream.model.query import Query, SinkNode
+from millstream.model.types import array_from, parse_schema
+from millstream.protocol.compaction import Job
+from millstream.protocol.epochs import Epoch, Output, Report
+from millstream.protocol.manifest import Edit
+from millstream.store.journal import digest_of, history_at
+from millstream.store.merge import merge
+from millstream.store.names import Maker
+from millstream.store.objects import ObjectStore, open_store
+from millstream.store.segments import SegmentCache
+
+Records = Mapping[str, Sequence[Any]]
+
+
+class LocalSpec(Spec):
+    """A spec that never leaves the process, so computations are copied rather than pickled."""
+
+    def new_computation(self, step: str) -> Computation:
+        return copy.deepcopy(next(item.computation for item in self.graph.steps if item.name == step))
+
+
+class InProcess:
+    """Runs every part of an epoch here and now."""
+
+    def __init__(self, spec: Spec, store: ObjectStore, map_tasks: int) -> None:
+        self.spec, self.store, self.map_tasks = spec, store, map_tasks
+
+    def execute(self, task: EpochTask, slots: Sequence[SlotTask], records: Any) -> tuple[list[Report], int]:
+        producers = []
+        for source in self.spec.graph.sources:
+            rows = records.get(source.name, [])
+            step = max(1, -(-len(rows) // self.map_tasks))
+            for start in range(0, len(rows), step):
+                producers.append([(source.name, to_batch(rows[start : start + step], source.schema))])
+        sent = [list(route(task, batches, number, self.store)) for number, batches in enumerate(producers)]
+        reports = []
+        for mine in slots:
+            payloads = [payloads[mine.slot] for payloads in reversed(sent)]  # any order must do
+            reports.append(host(self.spec, task, SlotTask.unpack(mine.pack()), payloads, self.store))
+        return reports, len(producers)
+
+    def compact(self, jobs: Sequence[tuple[Job, Maker, int]]) -> list[Edit]:
+        return [merge(self.store, SegmentCache(), job, maker, slot) for job, maker, slot in jobs]
+
+
+class Simulated:
+    """A query on simulated epochs.
+
+    >>> from millstream.model import computation, query, sinks, state
+    >>> class Count(computation.Computation):
+    ...     total = state.Value("long", default=0)
+    ...     output = "word string, total long"
+    ...     def on_record(self, row, at):
+    ...         self.total.set(self.total.get() + 1)
+    ...         yield at.key, self.total.get()
+    >>> q = query.Query("words")
+    >>> counts = q.source("words", frame=None).key_by("word").compute("count", Count)
+    >>> sim = Simulated(q, {"words": "word string"})
+    >>> sim.feed(words=[("a",), ("b",), ("a",)])
+    >>> sorted(sim.state("count"))
+    [('a', 2), ('b', 1)]
+    """
+
+    def __init__(
+        self,
+        query: Query,
+        schemas: Mapping[str, str],
+        store: ObjectStore | None = None,
+        *,
+        map_tasks: int = 2,
+        observe: Observer | None = None,
+        background: bool = False,
+        **options: Any,
+    ) -> None:
+        self.query, self.store = query, store if store is not None else open_store("memory://")
+        graph = resolve(query, {name: parse_schema(ddl) for name, ddl in schemas.items()})
+        spec = LocalSpec(graph, self.store.uri, {}, {})
+        self.graph = graph
+        self.delivered: dict[str, dict[int, list[tuple[Any, ...]]]] = {sink.name: {} for sink in graph.sinks}
+        self.deliveries: list[tuple[str, int]] = []
+        executor = InProcess(spec, self.store, map_tasks)
+        self.driver = Driver(spec, self.store, executor, self, Options(**options), observe, background)
+        self.driver.check_graph()
+        self.driver.claim()
+
+    def deliver(self, sink: SinkNode, schema: pa.Schema, outputs: Sequence[Output], epoch: int) -> None:
+        table = read_productions(self.store, schema, outputs)
+        rows = [tuple(row.values()) for row in table.to_pylist()]
+        known = self.delivered[sink.name].setdefault(epoch, rows)
+        assert known == rows, f"epoch {epoch} was delivered to {sink.name} with other productions before"
+        self.deliveries.append((sink.name, epoch))
+
+    @property
+    def epoch(self) -> int:
+        """The last committed epoch, -1 before the first."""
+        return self.driver.journal.history.epoch
+
+    def feed(self, epoch: int | None = None, **records: Sequence[Any]) -> None:
+        """Runs an epoch with these records per source; an epoch that is committed already is a replay."""
+        number = Epoch(self.epoch + 1 if epoch is None else epoch)
+        offsets = digest_of(repr(sorted(records.items())).encode())
+        self.driver.run_epoch(number, "simulated", offsets, records)
+
+    def outputs(self, sink: str) -> list[tuple[Any, ...]]:
+        """All productions that reached a sink, epoch by epoch."""
+        return [row for epoch in sorted(self.delivered[sink]) for row in self.delivered[sink][epoch]]
+
+    def state(self, step: str, state: str | None = None, epoch: int | None = None) -> list[tuple[Any, ...]]:
+        """The state of a step as (key..., value) tuples, in hash order."""
+        history = self.driver.journal.history
+        if epoch is not None and epoch != history.epoch:
+            history = history_at(self.store, Epoch(epoch), self.driver.options.retain)
+        chosen = next(s for s in self.graph.steps if s.name == step)
+        name = state or next(iter(chosen.states))
+        table = read_state(self.store, chosen, name, history.manifest)
+        rows = [tuple(row.values()) for row in table.to_pylist()]
+        if chosen.states[name].is_object:
+            return [(*row[:-1], pickle.loads(row[-1])) for row in rows]
+        return rows
+
+
+def to_batch(rows: Sequence[Any], schema: pa.Schema) -> pa.RecordBatch:
+    """Tuples as a record batch."""
+    columns = list(zip(*rows, strict=True)) if rows else [()] * len(schema)
+    arrays = [array_from(list(column), field.type) for field, column in zip(schema, columns, strict=True)]
+    return pa.RecordBatch.from_arrays(arrays, schema=schema)

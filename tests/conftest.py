@@ -1,0 +1,46 @@
+"""Shared fixtures. Seeds are printed on failure and come from MILLSTREAM_SEED where it is set."""
+
+from __future__ import annotations
+
+import os
+import random
+from collections.abc import Iterator
+
+import pytest
+from hypothesis import HealthCheck, settings
+from pyspark.sql import SparkSession
+
+import millstream as ms
+
+settings.register_profile("house", deadline=None, print_blob=True, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("house")
+
+
+@pytest.fixture(scope="session")
+def spark() -> Iterator[SparkSession]:
+    session = ms.session(
+        "millstream-tests",
+        master="local[2]",
+        settings={
+            "spark.ui.enabled": "false",
+            "spark.sql.shuffle.partitions": "2",
+            "spark.driver.memory": "2g",
+            "spark.sql.session.timeZone": "UTC",
+        },
+    )
+    session.sparkContext.setLogLevel("OFF")
+    yield session
+    session.stop()
+
+
+@pytest.fixture
+def seed(request: pytest.FixtureRequest) -> int:
+    """A seed that reproduces the test: MILLSTREAM_SEED, else the same one every time."""
+    number = int(os.environ.get("MILLSTREAM_SEED", "20190713"))
+    print(f"MILLSTREAM_SEED={number}")
+    return number
+
+
+@pytest.fixture
+def rng(seed: int) -> random.Random:
+    return random.Random(seed)
