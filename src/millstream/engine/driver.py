@@ -22,7 +22,7 @@ import pyarrow as pa
 from millstream.engine.delivery import Deliverer
 from millstream.engine.spec import EpochTask, SlotTask, Spec, code_hash, lanes_of, slot_tasks
 from millstream.engine.upkeep import Upkeep
-from millstream.errors import ConflictError, MillstreamError, StepError, UserError
+from millstream.errors import ConflictError, DamagedObject, MillstreamError, StepError, UserError
 from millstream.model.graph import Graph, differences
 from millstream.protocol.compaction import Job
 from millstream.protocol.epochs import (
@@ -194,6 +194,8 @@ class Driver:
             self.journal.append(Abort(epoch, plan.attempt, verdict.reason[:2000]))
             if verdict.failure is not None:
                 raise _step_error(verdict.failure, epoch)
+            if verdict.damage is not None:
+                raise DamagedObject(verdict.damage.name, verdict.damage.found, verdict.damage.expected)
             return verdict.reason
         self.journal.commit(Commit(epoch, plan.attempt, verdict.added, verdict.outputs, verdict.records))
         self.upkeep.applied(edits)

@@ -23,11 +23,12 @@ import pyarrow as pa
 
 from millstream.engine.payload import decode, receipts_of
 from millstream.engine.spec import HASH_COLUMN, EpochTask, Lane, SlotTask, Spec
+from millstream.errors import DamagedObject, StoreUnavailable
 from millstream.model.batch import Batch
 from millstream.model.computation import Outcome, RecordFailure, changes_of, run_batch
 from millstream.model.graph import Step
 from millstream.model.state import Value
-from millstream.protocol.epochs import Failure, Output, Report
+from millstream.protocol.epochs import Damage, Failure, Output, Report
 from millstream.protocol.keyspace import Hashes
 from millstream.protocol.manifest import Family, Piece, SegmentRef
 from millstream.store import names
@@ -41,7 +42,16 @@ _RECORD_LIMIT = 2000  # characters of a key or record in an error
 
 
 def host(spec: Spec, task: EpochTask, mine: SlotTask, payloads: Iterable[bytes], store: ObjectStore) -> Report:
-    """Runs one slot's part of an attempt and reports what it did."""
+    """Runs one slot's part of an attempt and reports what it did, or what kept it from doing it."""
+    try:
+        return _host(spec, task, mine, payloads, store)
+    except DamagedObject as error:
+        return Report(mine.slot, {}, damage=Damage(error.name, error.found, error.expected))
+    except StoreUnavailable as error:
+        return Report(mine.slot, {}, trouble=str(error))
+
+
+def _host(spec: Spec, task: EpochTask, mine: SlotTask, payloads: Iterable[bytes], store: ObjectStore) -> Report:
     started = time.perf_counter()
     decoded = sorted((decode(payload, store) for payload in payloads), key=lambda item: item[0].producer)
     receipts = receipts_of([head for head, _ in decoded])
@@ -57,11 +67,9 @@ def host(spec: Spec, task: EpochTask, mine: SlotTask, payloads: Iterable[bytes],
         for name in lane.steps:
             run = _StepRun(spec, task, mine, steps[name], pieces, store)
             try:
-                count = run.apply(lane, bodies)
+                records[name] = run.apply(lane, bodies)
             except RecordFailure as error:
-                failure = _failure(name, error)
-                return Report(mine.slot, receipts, failure=failure)
-            records[name] = records.get(name, 0) + count
+                return Report(mine.slot, receipts, failure=_failure(name, error))
             added += run.added
             outputs += run.outputs
     ended = time.perf_counter()

@@ -21,7 +21,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from millstream.errors import UserError
-from millstream.model.types import array_from, format_schema
+from millstream.model.arrays import array_from
+from millstream.model.types import format_schema
 
 Rows = npt.NDArray[np.int64]
 

@@ -19,9 +19,10 @@ from typing import Any, ClassVar
 import pyarrow as pa
 
 from millstream.errors import UserError
+from millstream.model.arrays import array_from, python_values
 from millstream.model.batch import Batch
 from millstream.model.state import BadState, BatchValue, RecordValue, Stored, Value
-from millstream.model.types import array_from, format_schema, parse_schema, python_values
+from millstream.model.types import format_schema, parse_schema
 
 
 class At:

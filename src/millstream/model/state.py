@@ -23,8 +23,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from millstream.errors import UserError
+from millstream.model.arrays import array_from
 from millstream.model.batch import Batch
-from millstream.model.types import array_from, format_type, is_fixed_number, parse_type
+from millstream.model.types import format_type, is_fixed_number, parse_type
 
 Mask = npt.NDArray[np.bool_]
 

@@ -1,4 +1,4 @@
-"""Column types: Spark DDL <-> Arrow types, and user values -> Arrow arrays of exactly those types.
+"""Column types: Spark DDL <-> Arrow types, and the families that types fall into.
 
 Rules kept here:
 
@@ -8,29 +8,17 @@ Rules kept here:
   that a timestamp's zone is always UTC.
 * `parse_type(format_type(t)) == t` for every type `format_type` accepts; it refuses all others.
 * A name occurs once per struct or schema, ignoring case, as Spark resolves names.
-* No value changes silently. Conversions keep every value exactly, or raise `UserError` naming what was found
-  and what was expected. Never converted: text to numbers, fractions to integers, booleans to numbers, times
-  with a zone to times without one (or back). The one rounding allowed is of a Python float, which has no
-  32-bit form, to FLOAT; and even that may not overflow.
-* NaN is a number, not a null. Only None (and pandas' NA, NaT, and NaN among objects) is null.
-* Nulls below the top level obey NOT NULL; at the top level that belongs to the field, so to the caller.
 """
 
 from __future__ import annotations
 
-import dataclasses
-import datetime as dt
 import json
 import re
 import sys
-from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from decimal import Decimal
-from typing import Any, ClassVar, NamedTuple, NoReturn
+from collections.abc import Callable, Iterable
+from typing import ClassVar, NamedTuple, NoReturn
 
-import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from millstream.errors import UserError
 
@@ -76,7 +64,7 @@ _CANONICAL_NAMES: dict[pa.DataType, str] = {
     INTERVAL: "INTERVAL DAY TO SECOND",
 }
 
-_SUPPORTED = (
+SUPPORTED_TYPES = (
     "supported types are BOOLEAN, TINYINT, SMALLINT, INT, BIGINT, FLOAT, DOUBLE, DECIMAL(p,s), STRING, "
     "CHAR(n), VARCHAR(n), BINARY, DATE, TIMESTAMP, TIMESTAMP_NTZ, INTERVAL DAY TO SECOND, ARRAY<t>, "
     "MAP<k,v> and STRUCT<name: t, ...>"
@@ -217,7 +205,7 @@ class _Parser:
 
     def _unsupported(self, token: _Token, found: str, kind: str) -> NoReturn:
         problem = f"{found} is not supported: {_UNSUPPORTED_TYPES[kind]}"
-        _syntax_error(self._ddl, token.start, f"{problem}; {_SUPPORTED}")
+        _syntax_error(self._ddl, token.start, f"{problem}; {SUPPORTED_TYPES}")
 
     def _at(self, *words: str) -> bool:
         """Whether the next tokens are these keywords or punctuation."""
@@ -296,7 +284,7 @@ class _Parser:
             return rule(self, token)
         if name in _UNSUPPORTED_TYPES:
             self._unsupported(token, name.upper(), name)
-        _syntax_error(self._ddl, token.start, f"{token.text!r} is not a type; {_SUPPORTED}")
+        _syntax_error(self._ddl, token.start, f"{token.text!r} is not a type; {SUPPORTED_TYPES}")
 
     def _decimal(self, token: _Token) -> pa.DataType:
         precision, scale = 10, 0
@@ -400,7 +388,7 @@ def format_type(t: pa.DataType) -> str:
     if pa.types.is_struct(t):
         return f"STRUCT<{_format_fields(t, ': ')}>"
     raise UserError(
-        f"found the Arrow type {t}, which Spark DDL has no words for; {_SUPPORTED}: cast it to one of these"
+        f"found the Arrow type {t}, which Spark DDL has no words for; {SUPPORTED_TYPES}: cast it to one of these"
     )
 
 
@@ -425,7 +413,7 @@ def _format_field(field: pa.Field, separator: str) -> str:
     return ddl
 
 
-def _describe(t: pa.DataType) -> str:
+def describe_type(t: pa.DataType) -> str:
     """A type for an error message, where refusing to name it would hide the error."""
     try:
         return format_type(t)
@@ -435,446 +423,49 @@ def _describe(t: pa.DataType) -> str:
 
 # ----------------------------------------------------------------------------------------- families of types
 
-_FAMILIES: tuple[tuple[str, tuple[Callable[[pa.DataType], bool], ...]], ...] = (
-    ("boolean", (pa.types.is_boolean,)),
-    ("integer", (pa.types.is_integer,)),
-    ("float", (pa.types.is_floating,)),
-    ("decimal", (pa.types.is_decimal,)),
-    ("string", (pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view)),
-    (
-        "binary",
-        (
-            pa.types.is_binary,
-            pa.types.is_large_binary,
-            pa.types.is_binary_view,
-            pa.types.is_fixed_size_binary,
-        ),
-    ),
-    ("date", (pa.types.is_date,)),
-    ("timestamp_ntz", (lambda t: pa.types.is_timestamp(t) and t.tz is None,)),
-    ("timestamp", (pa.types.is_timestamp,)),
-    ("interval", (pa.types.is_duration,)),
-    ("map", (pa.types.is_map,)),
-    (
-        "array",
-        (
-            pa.types.is_list,
-            pa.types.is_large_list,
-            pa.types.is_fixed_size_list,
-            pa.types.is_list_view,
-            pa.types.is_large_list_view,
-        ),
-    ),
-    ("struct", (pa.types.is_struct,)),
-    ("null", (pa.types.is_null,)),
+_FAMILIES: tuple[tuple[str, Callable[[pa.DataType], bool]], ...] = (
+    ("boolean", pa.types.is_boolean),
+    ("integer", pa.types.is_integer),
+    ("float", pa.types.is_floating),
+    ("decimal", pa.types.is_decimal),
+    ("string", pa.types.is_string),
+    ("string", pa.types.is_large_string),
+    ("string", pa.types.is_string_view),
+    ("binary", pa.types.is_binary),
+    ("binary", pa.types.is_large_binary),
+    ("binary", pa.types.is_binary_view),
+    ("binary", pa.types.is_fixed_size_binary),
+    ("date", pa.types.is_date),
+    ("timestamp_ntz", lambda t: pa.types.is_timestamp(t) and t.tz is None),
+    ("timestamp", pa.types.is_timestamp),
+    ("interval", pa.types.is_duration),
+    ("map", pa.types.is_map),
+    ("array", pa.types.is_list),
+    ("array", pa.types.is_large_list),
+    ("array", pa.types.is_fixed_size_list),
+    ("array", pa.types.is_list_view),
+    ("array", pa.types.is_large_list_view),
+    ("struct", pa.types.is_struct),
+    ("null", pa.types.is_null),
 )
 
-_NESTED_FAMILIES = frozenset({"array", "map", "struct"})
-
-_WIDENINGS = frozenset({("integer", "float"), ("integer", "decimal")})
-"""Conversions between families that can keep every value."""
-
-_HINTS = {
-    ("timestamp_ntz", "timestamp"): "its times have no zone: give them one (UTC?), or declare TIMESTAMP_NTZ",
-    ("timestamp", "timestamp_ntz"): "its times have a zone: remove it, or declare TIMESTAMP",
-    ("float", "integer"): "round and cast it to integers first (pandas turns integers with gaps to floats)",
-    ("float", "decimal"): "make Decimals, or cast it, first",
-}
+NESTED_FAMILIES = frozenset({"array", "map", "struct"})
 
 
-def _family(t: pa.DataType) -> str:
-    return next((family for family, tests in _FAMILIES if any(test(t) for test in tests)), "other")
+def family_of(t: pa.DataType) -> str:
+    """What the type's values are, whatever their width and layout; `other` if nothing that DDL knows."""
+    return next((family for family, belongs in _FAMILIES if belongs(t)), "other")
 
 
 def check_key_type(t: pa.DataType) -> None:
     """Refuse a type that cannot be a key: anything but a supported scalar."""
-    if _family(t) in _NESTED_FAMILIES | {"null", "other"}:
+    if family_of(t) in NESTED_FAMILIES | {"null", "other"}:
         scalars = "a boolean, number, decimal, string, binary, date, timestamp or interval"
-        raise UserError(f"found {_describe(t)} as the type of a key; a key is {scalars}: use its parts as keys instead")
+        raise UserError(
+            f"found {describe_type(t)} as the type of a key; a key is {scalars}: use its parts as keys instead"
+        )
 
 
 def is_fixed_number(t: pa.DataType) -> bool:
     """Whether never-null arrays of the type are handed to users as NumPy: booleans, integers, floats."""
-    return _family(t) in ("boolean", "integer", "float")
-
-
-# ------------------------------------------------------------------------------------ Arrow to exactly a type
-
-
-def conform(column: pa.Array | pa.ChunkedArray, t: pa.DataType) -> pa.Array:
-    """The column as one array of exactly type `t`, every value kept; UserError if it cannot be."""
-    if isinstance(column, pa.ChunkedArray):
-        found = column.type
-        column = _or_user_error(column.combine_chunks, t, lambda: f"Arrow type {found}", "")
-    return _conform(column, t, "")
-
-
-def _conform(column: pa.Array, t: pa.DataType, path: str) -> pa.Array:
-    found = column.type
-    if pa.types.is_dictionary(found):
-        return _conform(column.dictionary_decode(), t, path)
-    if pa.types.is_run_end_encoded(found):
-        return _conform(pc.run_end_decode(column), t, path)
-    have, want = _family(found), _family(t)
-    if have == "null":
-        return pa.nulls(len(column), t)
-    if have != want and (have, want) not in _WIDENINGS:
-        raise _mismatch(t, f"Arrow type {found}", path, _HINTS.get((have, want), ""))
-    if want == "struct":
-        return _conform_struct(column, t, path)
-    if want in _NESTED_FAMILIES:
-        return _conform_lists(column, t, path)
-    if found == t:
-        return column
-    return _or_user_error(lambda: _cast(column, t), t, lambda: f"Arrow type {found}", path)
-
-
-def _cast(column: pa.Array, t: pa.DataType) -> pa.Array:
-    """A cast that fails rather than change a value."""
-    if pa.types.is_integer(column.type) and pa.types.is_decimal(t):
-        # Straight to `t`, Arrow would ask for room for the widest integer instead of those here.
-        column = column.cast(pa.decimal256(76, t.scale))
-    result = column.cast(t)
-    if pa.types.is_floating(column.type) and column.type.bit_width > t.bit_width:
-        kept = pc.or_(pc.equal(result.cast(column.type), column), pc.is_nan(column))
-        if not pc.all(kept, min_count=0).as_py():
-            changed = column.filter(pc.invert(kept))[0].as_py()
-            raise pa.ArrowInvalid(f"{changed!r} would be rounded; cast it first if that is meant")
-    return result
-
-
-def _conform_struct(column: pa.Array, t: pa.DataType, path: str) -> pa.Array:
-    found, wanted = Counter(field.name for field in column.type), Counter(field.name for field in t)
-    if found != wanted:
-        problem = _name_differences(found, wanted)
-        raise _mismatch(t, f"Arrow type {column.type}", path, problem)
-    children = dict(zip((field.name for field in column.type), column.flatten(), strict=True))
-    conformed = [_conform(children[field.name], field.type, _below(path, field.name)) for field in t]
-    return _build_struct(conformed, column.is_null(), t, path)
-
-
-def _conform_lists(column: pa.Array, t: pa.DataType, path: str) -> pa.Array:
-    nulls = column.is_null()
-    if pa.types.is_map(t):
-        entry = pa.struct([column.type.key_field, column.type.item_field])
-        column = column.cast(pa.list_(entry))
-    lengths = pc.fill_null(pc.list_value_length(column), 0).to_numpy(zero_copy_only=False)
-    if not pa.types.is_map(t):
-        child = _conform(column.flatten(), t.value_type, _below(path, "element"))
-        return _build_list(lengths, child, nulls, t, path)
-    keys, values = column.flatten().flatten()
-    keys = _conform(keys, t.key_type, _below(path, "key"))
-    values = _conform(values, t.item_type, _below(path, "value"))
-    return _build_map(lengths, keys, values, nulls, t, path)
-
-
-# --------------------------------------------------------------- nested arrays from their conformed children
-
-
-def _build_struct(children: list[pa.Array], nulls: pa.Array, t: pa.DataType, path: str) -> pa.Array:
-    """A struct array; each child must be null wherever the struct is."""
-    for field, child in zip(t, children, strict=True):
-        _check_not_null(field, child.null_count - nulls.true_count, path)
-    return pa.StructArray.from_arrays(children, fields=list(t), mask=nulls)
-
-
-def _build_list(lengths: Any, child: pa.Array, nulls: pa.Array, t: pa.DataType, path: str) -> pa.Array:
-    _check_not_null(t.value_field, child.null_count, path)
-    return pa.ListArray.from_arrays(_offsets(lengths, t, path), child, type=t, mask=nulls)
-
-
-def _build_map(lengths: Any, keys: pa.Array, values: pa.Array, nulls: pa.Array, t: pa.DataType, path: str) -> pa.Array:
-    _check_not_null(t.key_field, keys.null_count, path)
-    _check_not_null(t.item_field, values.null_count, path)
-    return pa.MapArray.from_arrays(_offsets(lengths, t, path), keys, values, t, mask=nulls)
-
-
-def _offsets(lengths: Any, t: pa.DataType, path: str) -> pa.Array:
-    offsets = np.concatenate(([0], np.cumsum(lengths, dtype=np.int64)))
-    if offsets[-1] > np.iinfo(np.int32).max:
-        raise _mismatch(t, f"{offsets[-1]} elements in one array", path, "give smaller batches")
-    return pa.array(offsets.astype(np.int32))
-
-
-def _check_not_null(field: pa.Field, null_count: int, path: str) -> None:
-    if null_count and not field.nullable:
-        raise _mismatch(field.type, f"{null_count} null(s)", _below(path, field.name), "it is NOT NULL")
-
-
-# ------------------------------------------------------------------------------------- user values to a type
-
-
-def array_from(values: Any, t: pa.DataType) -> pa.Array:
-    """An array of exactly type `t` from NumPy, pandas or Arrow data, a pa.Scalar (as one row) or a sequence.
-
-    In a sequence a struct is a dict, dataclass or NamedTuple with exactly the type's field names, or a plain
-    tuple with one value per field; a map is a dict or a list of pairs.
-    """
-    if isinstance(values, pa.Array | pa.ChunkedArray):
-        return conform(values, t)
-    if isinstance(values, pa.Scalar):
-        return conform(pa.array([values], type=values.type), t)
-    if isinstance(values, np.ndarray):
-        return _from_numpy(values, t)
-    pandas = sys.modules.get("pandas")  # not imported: if nobody has, this is not a Series
-    if pandas is not None and isinstance(values, pandas.Series | pandas.Index):
-        return _from_pandas(values, t)
-    if isinstance(values, Sequence) and not isinstance(values, str | bytes | bytearray | memoryview):
-        return _from_python(values, t, "")
-    raise _mismatch(t, _show(values), "", "give a sequence of values, one per row")
-
-
-def _from_numpy(values: Any, t: pa.DataType) -> pa.Array:
-    if values.ndim != 1 and not (values.ndim > 1 and _family(t) == "array"):
-        raise _mismatch(t, f"a NumPy array of {values.ndim} dimensions", "", "give one value per row")
-    if values.ndim != 1 or values.dtype.kind not in "biufUSmM":
-        return _from_python(list(values), t, "")
-    if values.dtype.kind in "mM" and np.datetime_data(values.dtype)[0] in _COARSE_UNITS[values.dtype.kind]:
-        values = values.astype(f"{values.dtype.kind}8[s]")
-    native = values.astype(values.dtype.newbyteorder("="), copy=False)
-    array = _or_user_error(lambda: pa.array(native), t, lambda: f"a NumPy array of {values.dtype}", "")
-    return conform(array, t)
-
-
-_COARSE_UNITS = {"M": ("W", "h", "m"), "m": ("W", "D", "h", "m")}
-"""NumPy units that Arrow lacks and that are a whole number of seconds."""
-
-
-def _from_pandas(values: Any, t: pa.DataType) -> pa.Array:
-    if not isinstance(values.dtype, np.dtype):
-        array = _or_user_error(lambda: pa.array(values, from_pandas=True), t, lambda: f"a pandas {values.dtype}", "")
-        return conform(array, t)
-    if values.dtype != object:
-        return _from_numpy(values.to_numpy(), t)
-    keeps_nan = _family(t) == "float"
-    rows = [
-        None if missing and not (keeps_nan and isinstance(value, float)) else value
-        for value, missing in zip(values, values.isna(), strict=True)
-    ]
-    return _from_python(rows, t, "")
-
-
-def _from_python(values: Sequence[Any], t: pa.DataType, path: str) -> pa.Array:
-    family = _family(t)
-    if family == "struct":
-        return _structs_from_python(values, t, path)
-    if family in _NESTED_FAMILIES:
-        return _lists_from_python(values, t, path)
-    return _scalars_from_python(values, t, path)
-
-
-def _structs_from_python(values: Sequence[Any], t: pa.DataType, path: str) -> pa.Array:
-    names = [field.name for field in t]
-    null_row = (None,) * len(names)
-    plain = _plain_values(values)
-    rows = [null_row if value is None else _struct_row(value, names, t, path) for value in plain]
-    columns = zip(*rows, strict=True) if rows else [()] * len(names)
-    children = [
-        _from_python(column, field.type, _below(path, field.name)) for field, column in zip(t, columns, strict=True)
-    ]
-    return _build_struct(children, _null_mask(plain), t, path)
-
-
-def _struct_row(value: Any, names: list[str], t: pa.DataType, path: str) -> tuple[Any, ...]:
-    if type(value) is dict:
-        named = value
-    elif type(value) is tuple and len(value) == len(names):
-        return value
-    elif dataclasses.is_dataclass(value) and not isinstance(value, type):
-        named = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
-    elif isinstance(value, tuple) and hasattr(value, "_asdict"):
-        named = value._asdict()
-    elif isinstance(value, Mapping):
-        named = dict(value)
-    elif isinstance(value, tuple) and len(value) == len(names):
-        return value
-    elif isinstance(value, tuple):
-        raise _mismatch(t, _show(value), path, f"it has {len(value)} values for {len(names)} fields")
-    else:
-        raise _mismatch(t, _show(value), path, "a struct is a dict, tuple, NamedTuple or dataclass")
-    if named.keys() != set(names):
-        raise _mismatch(t, _show(value), path, _name_differences(named, names))
-    return tuple(named[name] for name in names)
-
-
-def _lists_from_python(values: Sequence[Any], t: pa.DataType, path: str) -> pa.Array:
-    is_map = pa.types.is_map(t)
-    elements_of = _map_entries if is_map else _list_elements
-    plain = _plain_values(values)
-    rows = [() if value is None else elements_of(value, t, path) for value in plain]
-    lengths = np.fromiter(map(len, rows), dtype=np.int64, count=len(rows))
-    flat = [element for row in rows for element in row]
-    nulls = _null_mask(plain)
-    if not is_map:
-        return _build_list(lengths, _from_python(flat, t.value_type, _below(path, "element")), nulls, t, path)
-    keys = _from_python([key for key, _ in flat], t.key_type, _below(path, "key"))
-    items = _from_python([item for _, item in flat], t.item_type, _below(path, "value"))
-    return _build_map(lengths, keys, items, nulls, t, path)
-
-
-def _list_elements(value: Any, t: pa.DataType, path: str) -> Sequence[Any]:
-    if isinstance(value, np.ndarray) and value.ndim > 0:
-        return value.tolist() if value.ndim == 1 and value.dtype.kind in "biuf" else list(value)
-    if isinstance(value, list | tuple):
-        return value
-    raise _mismatch(t, _show(value), path, "an array is a list, tuple or NumPy array")
-
-
-def _map_entries(value: Any, t: pa.DataType, path: str) -> Sequence[Any]:
-    if isinstance(value, Mapping):
-        return list(value.items())
-    if isinstance(value, list | tuple) and all(isinstance(pair, tuple) and len(pair) == 2 for pair in value):
-        return value
-    raise _mismatch(t, _show(value), path, "a map is a dict or a list of (key, value) tuples")
-
-
-def _null_mask(values: Sequence[Any]) -> pa.Array:
-    return pa.array([value is None for value in values], type=pa.bool_())
-
-
-_PYTHON_TYPES: dict[str, tuple[type, ...]] = {
-    "boolean": (bool,),
-    "integer": (int,),
-    "float": (float, int),
-    "decimal": (Decimal, int),
-    "string": (str,),
-    "binary": (bytes, bytearray, memoryview),
-    "date": (dt.date,),
-    "timestamp": (dt.datetime,),
-    "timestamp_ntz": (dt.datetime,),
-    "interval": (dt.timedelta,),
-}
-
-
-def _scalars_from_python(values: Sequence[Any], t: pa.DataType, path: str) -> pa.Array:
-    family = _family(t)
-    if family not in _PYTHON_TYPES:
-        raise UserError(f"values cannot be made into {t}; {_SUPPORTED}")
-    values = _plain_values(values)
-    try:
-        return _strict_array(values, t, family)
-    except _CONVERSION_ERRORS as error:
-        position, reason = _first_bad(values, t, family, error)
-    row = "" if path else f" at position {position}"
-    raise _mismatch(t, f"{_show(values[position])}{row}", path, reason)
-
-
-def _strict_array(values: Sequence[Any], t: pa.DataType, family: str) -> pa.Array:
-    """`pa.array`, less the conversions it does silently. Raises one of `_CONVERSION_ERRORS`."""
-    for kind in set(map(type, values)):
-        if not _accepts(kind, family):
-            raise TypeError("")
-    if family in ("timestamp", "timestamp_ntz"):
-        for value in values:
-            if value is not None and (value.utcoffset() is None) != (family == "timestamp_ntz"):
-                found = "timestamp" if family == "timestamp_ntz" else "timestamp_ntz"
-                raise TypeError(_HINTS[found, family])
-    if family in ("timestamp", "timestamp_ntz", "interval"):
-        for value in values:  # pandas' subclasses of datetime and timedelta
-            if getattr(value, "nanosecond", 0) or getattr(value, "nanoseconds", 0):
-                raise ValueError("it has nanoseconds, which would be lost")
-    array = pa.array(values, type=t)
-    if t == pa.float32():
-        wide = pa.array(values, type=pa.float64())
-        if pc.any(pc.not_equal(pc.is_inf(array), pc.is_inf(wide))).as_py():
-            raise ValueError("it is out of range")
-    return array
-
-
-def _accepts(kind: type, family: str) -> bool:
-    """Whether a Python type suits a family. A bool is no integer, a datetime no date, though subclasses."""
-    if kind is type(None):
-        return True
-    if issubclass(kind, bool):
-        return family == "boolean"
-    if issubclass(kind, dt.datetime):
-        return family in ("timestamp", "timestamp_ntz")
-    return issubclass(kind, _PYTHON_TYPES[family])
-
-
-def _first_bad(values: Sequence[Any], t: pa.DataType, family: str, error: Exception) -> tuple[int, str]:
-    for position, value in enumerate(values):
-        try:
-            _strict_array([value], t, family)
-        except _CONVERSION_ERRORS as own_error:
-            return position, str(own_error)
-    raise error  # each is good alone: not a bad value, so not one to name
-
-
-_PLAIN_TYPES = {type(None), dict, list, tuple, *(kind for kinds in _PYTHON_TYPES.values() for kind in kinds)}
-
-
-def _plain_values(values: Sequence[Any]) -> Sequence[Any]:
-    return values if set(map(type, values)) <= _PLAIN_TYPES else [_plain(value) for value in values]
-
-
-def _plain(value: Any) -> Any:
-    """A NumPy, pandas or Arrow scalar as the plain Python value that it equals, if there is one."""
-    if isinstance(value, pa.Scalar):
-        return value.as_py()
-    if isinstance(value, np.datetime64 | np.timedelta64):
-        return _plain_numpy_time(value)
-    if isinstance(value, np.generic):
-        return value.item()
-    if type(value).__name__ in ("NAType", "NaTType"):
-        return None
-    return value
-
-
-def _plain_numpy_time(value: Any) -> Any:
-    if np.isnat(value):
-        return None
-    kind, unit = value.dtype.kind, np.datetime_data(value.dtype)[0]
-    if unit not in ("W", "D", "h", "m", "s", "ms", "us", "ns"):
-        return value
-    if not (kind == "M" and unit == "D"):  # days are dates, all else has a time
-        micros = value.astype(f"{kind}8[us]")
-        if micros != value:
-            return value
-        value = micros
-    plain = value.item()
-    return plain if isinstance(plain, dt.date | dt.timedelta) else value
-
-
-def python_values(array: pa.Array) -> list[Any]:
-    """The values as Python's own: None for null, a dict for a struct, a list of (key, value) for a map.
-
-    No detour over NumPy: timed with pyarrow 26 it saved at most a fifth (100,000 doubles), and was slower for
-    long text and for short arrays.
-    """
-    values: list[Any] = array.to_pylist()
-    return values
-
-
-# -------------------------------------------------------------------------------------------------- errors
-
-_CONVERSION_ERRORS = (pa.ArrowException, ValueError, TypeError, OverflowError)
-
-
-def _or_user_error(convert: Callable[[], pa.Array], t: pa.DataType, found: Callable[[], str], path: str) -> pa.Array:
-    try:
-        return convert()
-    except _CONVERSION_ERRORS as error:
-        raise _mismatch(t, found(), path, str(error)) from error
-
-
-def _mismatch(t: pa.DataType, found: str, path: str, reason: str) -> UserError:
-    place = f" in {path}" if path else ""
-    return UserError(f"expected {_describe(t)}{place}, found {found}" + (f": {reason}" if reason else ""))
-
-
-def _below(path: str, name: str) -> str:
-    return f"{path}.{name}" if path else name
-
-
-def _name_differences(found: Iterable[Any], wanted: Iterable[Any]) -> str:
-    lacking, unknown = set(wanted) - set(found), set(found) - set(wanted)
-    parts = [f"it lacks {sorted(lacking)}"] if lacking else []
-    parts += [f"it has unknown {sorted(map(str, unknown))}"] if unknown else []
-    return " and ".join(parts) or "it repeats a name"
-
-
-def _show(value: Any) -> str:
-    text = repr(value)
-    short = text if len(text) <= 80 else text[:77] + "..."
-    return f"{short} ({type(value).__name__})"
+    return family_of(t) in ("boolean", "integer", "float")

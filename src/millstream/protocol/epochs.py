@@ -240,10 +240,20 @@ class Failure:
 
 
 @dataclass(frozen=True, slots=True)
+class Damage:
+    """A stored object that is not as it was written."""
+
+    name: str
+    found: str
+    expected: str
+
+
+@dataclass(frozen=True, slots=True)
 class Report:
     """What the task of one slot did: objects written, receipts seen, and what went wrong, if anything.
 
     `receipts` maps each producer task that this slot consumed to the digest of all that the producer sent out.
+    `failure` is user code that raised, `damage` an object that cannot be used, `trouble` what may pass by itself.
     """
 
     slot: int
@@ -252,7 +262,8 @@ class Report:
     outputs: tuple[Output, ...] = ()
     records: dict[str, int] = field(default_factory=dict)
     failure: Failure | None = None
-    damage: str | None = None
+    damage: Damage | None = None
+    trouble: str | None = None
     timings_ms: dict[str, float] = field(default_factory=dict)
 
 
@@ -267,10 +278,11 @@ class Accept:
 
 @dataclass(frozen=True, slots=True)
 class Reject:
-    """Abort the attempt. With a `failure` the query stops; without one the epoch is planned again."""
+    """Abort the attempt. With a `failure` or `damage` the query stops; else the epoch is planned again."""
 
     reason: str
     failure: Failure | None = None
+    damage: Damage | None = None
 
 
 def judge(slot_count: int, producers: int, reports: Sequence[Report]) -> Accept | Reject:
@@ -283,6 +295,10 @@ def judge(slot_count: int, producers: int, reports: Sequence[Report]) -> Accept 
     for report in ordered:
         if report.failure is not None:
             return Reject(f"step {report.failure.step}: {report.failure.cause}", report.failure)
+        if report.damage is not None:
+            return Reject(f"{report.damage.name} is damaged", damage=report.damage)
+        if report.trouble is not None:
+            return Reject(f"slot {report.slot}: {report.trouble}")
     mixed = disagreement([report.receipts for report in ordered], producers)
     if mixed:
         return Reject(mixed)

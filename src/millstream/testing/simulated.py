@@ -22,10 +22,11 @@ from millstream.engine.host import host
 from millstream.engine.route import route
 from millstream.engine.spec import EpochTask, SlotTask, Spec
 from millstream.engine.state import read_state
+from millstream.model.arrays import array_from
 from millstream.model.computation import Computation
 from millstream.model.graph import resolve
 from millstream.model.query import Query, SinkNode
-from millstream.model.types import array_from, parse_schema
+from millstream.model.types import parse_schema
 from millstream.protocol.compaction import Job
 from millstream.protocol.epochs import Epoch, Output, Report
 from millstream.protocol.manifest import Edit
