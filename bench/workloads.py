@@ -1,0 +1,114 @@
+"""What every contender computes: a count per key, written once for each interface; and the input they share.
+
+The input is Spark's `rate-micro-batch` source, which gives the same rows in the same epochs to everybody: `value` 0, 1,
+2... with a fixed number of rows per epoch. The key is `pmod(xxhash64(value), keys)`, so keys are drawn uniformly and
+an epoch of as many rows as there are keys touches about 63 % of them.
+
+This module is imported by name in Spark's Python workers, so it holds nothing but user code.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import pyarrow as pa
+from pyspark.sql import DataFrame, Row, SparkSession
+from pyspark.sql import functions as sql
+from pyspark.sql.streaming.stateful_processor import StatefulProcessor, StatefulProcessorHandle
+
+import millstream as ms
+
+PARTITIONS = 2
+COUNTED = "k long, total long"
+
+
+def records(spark: SparkSession, rows: int, keys: int) -> DataFrame:
+    """`rows` records per epoch, of `keys` keys drawn uniformly: the column `k`."""
+    return _rate(spark, rows).select(sql.pmod(sql.xxhash64("value"), sql.lit(keys)).alias("k"))
+
+
+def new_keys(spark: SparkSession, rows: int) -> DataFrame:
+    """`rows` records per epoch, each of a key that was not there before: 0, 1, 2..."""
+    return _rate(spark, rows).select(sql.col("value").alias("k"))
+
+
+def with_body(frame: DataFrame, size: int) -> DataFrame:
+    """The records, each with a text of `size` characters."""
+    return frame.select("k", sql.lpad(sql.col("k").cast("string"), size, "x").alias("body"))
+
+
+def _rate(spark: SparkSession, rows: int) -> DataFrame:
+    source = spark.readStream.format("rate-micro-batch").option("rowsPerBatch", rows)
+    return source.option("numPartitions", PARTITIONS).load()
+
+
+class CountBatch(ms.Computation):
+    """Counts the records of each key, a whole batch at a time. Produces nothing: state only."""
+
+    total = ms.Value("long", default=0)
+
+    def on_batch(self, batch: ms.Batch) -> None:
+        self.total.write(batch, self.total.read(batch) + batch.count())
+
+
+class CountBatchOut(ms.Computation):
+    """The same, with a production per key and epoch: the key and its count, as Spark's update mode gives."""
+
+    total = ms.Value("long", default=0)
+    output = COUNTED
+
+    def on_batch(self, batch: ms.Batch) -> Iterable[pa.RecordBatch]:
+        totals = self.total.read(batch) + batch.count()
+        self.total.write(batch, totals)
+        yield batch.output(batch.keys, totals)
+
+
+class CountRecord(ms.Computation):
+    """Counts record by record, with a production per record: more productions than `CountRows`, one per key."""
+
+    total = ms.Value("long", default=0)
+    output = COUNTED
+
+    def on_record(self, row: Any, at: ms.At) -> Iterable[Any]:
+        total = self.total.get() + 1
+        self.total.set(total)
+        yield at.key, total
+
+
+class LatestBody(ms.Computation):
+    """Reads the text of each key and replaces it by that of the key's last record. For states of many bytes."""
+
+    body = ms.Value("string")
+
+    def on_batch(self, batch: ms.Batch) -> None:
+        self.body.read(batch)
+        self.body.write(batch, batch.last("body"))
+
+
+class CountRows(StatefulProcessor):
+    """The count for Spark's row-based `transformWithState`: one call, and one production, per key and epoch."""
+
+    def init(self, handle: StatefulProcessorHandle) -> None:
+        self.total = handle.getValueState("total", "total long")
+
+    def handleInputRows(self, key: Any, rows: Iterator[Row], timerValues: Any) -> Iterator[Row]:
+        before = self.total.get()[0] if self.total.exists() else 0
+        total = before + sum(1 for _ in rows)
+        self.total.update((total,))
+        yield Row(k=key[0], total=total)
+
+    def close(self) -> None:
+        pass
+
+
+def pass_through(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """For `mapInArrow`: every batch goes to Python and comes back."""
+    yield from batches
+
+
+def drop(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """For `mapInArrow`: every batch goes to Python, and nothing comes back."""
+    for _ in batches:
+        pass
+    yield from ()
