@@ -20,6 +20,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import shutil
 import statistics
 import sys
 import threading
@@ -31,7 +32,7 @@ from pathlib import Path
 from typing import Any
 
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql.streaming import StreamingQuery
+from pyspark.sql.streaming.query import StreamingQuery
 
 import millstream as ms
 from bench import workloads
@@ -232,7 +233,8 @@ def _millstream_state(asked: Contender, folder: Path) -> Found:
     spark = _millstream_session(folder)
     preload = -(-asked.keys // asked.preload_rows)
     rows = asked.keys // preload
-    filling = _Run(asked, spark, workloads.new_keys(spark, rows), workloads.CountBatch, folder)
+    fresh = workloads.new_keys(spark, rows).where(f"k < {rows * preload}")  # what comes until it has stopped adds none
+    filling = _Run(asked, spark, fresh, workloads.CountBatch, folder)
     filling.wait(preload)
     filled = filling.stop()
     run = _Run(asked, spark, workloads.records(spark, asked.rows, rows * preload), workloads.CountBatch, folder)
@@ -244,9 +246,9 @@ def _millstream_state(asked: Contender, folder: Path) -> Found:
 
 def _millstream_memory(asked: Contender, folder: Path) -> Found:
     """Fills the state up to a number of bytes, starts new workers, and watches them during small epochs."""
-    body, free = 100, os.statvfs(folder).f_bavail * os.statvfs(folder).f_frsize
-    if free < 4 * asked.state_bytes:
-        raise RuntimeError(f"{free >> 20} MiB free on disk; a state of {asked.state_bytes >> 20} MiB needs four times it")
+    body, free, needed = 100, shutil.disk_usage(folder).free, 4 * asked.state_bytes
+    if free < needed:
+        raise RuntimeError(f"{free >> 20} MiB free on disk, expected {needed >> 20}: four times the state")
     spark = _millstream_session(folder)
     frame = workloads.with_body(workloads.new_keys(spark, asked.preload_rows), body)
     filling = _Run(asked, spark, frame, workloads.LatestBody, folder)

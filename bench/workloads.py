@@ -93,8 +93,8 @@ class CountRows(StatefulProcessor):
         self.total = handle.getValueState("total", "total long")
 
     def handleInputRows(self, key: Any, rows: Iterator[Row], timerValues: Any) -> Iterator[Row]:
-        before = self.total.get()[0] if self.total.exists() else 0
-        total = before + sum(1 for _ in rows)
+        before = self.total.get()
+        total = (before[0] if before is not None else 0) + sum(1 for _ in rows)
         self.total.update((total,))
         yield Row(k=key[0], total=total)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import random
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -18,6 +19,9 @@ settings.load_profile("house")
 
 @pytest.fixture(scope="session")
 def spark() -> Iterator[SparkSession]:
+    # Spark's workers must be able to import what tests define.
+    here = Path(__file__).parent
+    os.environ["PYTHONPATH"] = os.pathsep.join([str(here), str(here / "spark"), os.environ.get("PYTHONPATH", "")])
     session = ms.session(
         "millstream-tests",
         master="local[2]",

@@ -23,10 +23,10 @@ from millstream.engine.spec import Spec
 from millstream.errors import UserError
 from millstream.model.graph import Graph, resolve
 from millstream.model.query import Query as QueryData
-from millstream.protocol.epochs import check_binding
+from millstream.protocol.epochs import check_start
 from millstream.protocol.keyspace import DEFAULT_BIN_BITS
 from millstream.spark import tasks
-from millstream.spark.checkpoint import query_id
+from millstream.spark.checkpoint import last_finished, query_id
 from millstream.spark.executor import SparkExecutor
 from millstream.spark.session import check_session
 from millstream.spark.sinks import SparkDeliverer
@@ -96,7 +96,7 @@ class Query(QueryData):
             observe,
         )
         driver.check_graph()
-        check_binding(driver.journal.history, query_id(spark, place))
+        check_start(driver.journal.history, query_id(spark, place), last_finished(spark, place))
         _check_workers(spark, opened, packed)
         driver.claim()
         once = bool(trigger and trigger.get("availableNow"))

@@ -2,7 +2,8 @@
 
 | module | holds |
 | --- | --- |
-| `types` | Spark's DDL types as Arrow types, and strict conversion to them |
+| `types` | Spark's DDL types as Arrow types |
+| `arrays` | strict conversion of what users give to Arrow arrays of a type |
 | `state` | declared state, and how a computation reads and writes it |
 | `batch` | the records of one slot and epoch, grouped by key |
 | `computation` | the base class of user code; `on_record` on top of `on_batch` |

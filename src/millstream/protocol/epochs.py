@@ -207,10 +207,24 @@ def decide(history: History, epoch: Epoch, spark_query: str, offsets: str) -> Ru
                 "store was written with, or start with a new store and a new checkpoint."
             )
         return Redeliver(epoch)
-    raise UserError(
-        f"Spark's checkpoint offers epoch {epoch}, but the store's last commit is epoch {history.epoch} and "
-        f"{history.epoch + 1} must follow. The checkpoint and the store do not belong together: one of them was "
-        "deleted, replaced or rolled back. Put back the matching one, or start with a new store and a new checkpoint."
+    raise UserError(_apart(f"offers epoch {epoch}", history))
+
+
+def check_start(history: History, spark_query: str | None, finished: Epoch) -> None:
+    """Refuses, before anything runs, a checkpoint whose last finished epoch does not fit the journal.
+
+    Spark finishes an epoch after its commit here, so it may be one behind, and never ahead.
+    """
+    check_binding(history, spark_query)
+    if not history.epoch - 1 <= finished <= history.epoch:
+        raise UserError(_apart(f"has finished epoch {finished}", history))
+
+
+def _apart(found: str, history: History) -> str:
+    return (
+        f"Spark's checkpoint {found}, but the store's last commit is epoch {history.epoch}. The checkpoint and the "
+        "store do not belong together: one of them was deleted, replaced or rolled back. Put back the matching one, "
+        "or start with a new store and a new checkpoint."
     )
 
 

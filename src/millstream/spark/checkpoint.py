@@ -17,6 +17,7 @@ from urllib.parse import unquote, urlsplit
 from pyspark.sql import SparkSession
 
 from millstream.errors import UserError
+from millstream.protocol.epochs import NO_EPOCH, Epoch
 from millstream.store.journal import digest_of
 
 
@@ -39,18 +40,39 @@ def offsets_digest(spark: SparkSession, checkpoint: str, epoch: int) -> str:
     return digest_of(data)
 
 
+def last_finished(spark: SparkSession, checkpoint: str) -> Epoch:
+    """The last epoch that Spark has noted as finished; `NO_EPOCH` if there is none."""
+    parts = urlsplit(checkpoint)
+    if parts.scheme in ("", "file"):
+        folder = Path(unquote(parts.path)) / "commits"
+        found = [path.name for path in folder.iterdir()] if folder.is_dir() else []
+    else:
+        path_object, files = _hadoop(spark, checkpoint, "commits")
+        found = (
+            [status.getPath().getName() for status in files.listStatus(path_object)]
+            if files.exists(path_object)
+            else []
+        )
+    return Epoch(max((int(name) for name in found if name.isdigit()), default=NO_EPOCH))
+
+
+def _hadoop(spark: SparkSession, checkpoint: str, name: str) -> tuple[Any, Any]:
+    jvm: Any = spark.sparkContext._jvm
+    path_object = jvm.org.apache.hadoop.fs.Path(f"{checkpoint.rstrip('/')}/{name}")
+    return path_object, path_object.getFileSystem(spark.sparkContext._jsc.hadoopConfiguration())
+
+
 def _read(spark: SparkSession, checkpoint: str, name: str) -> bytes | None:
     parts = urlsplit(checkpoint)
     if parts.scheme in ("", "file"):
         path = Path(unquote(parts.path)) / name
         return path.read_bytes() if path.exists() else None
-    jvm: Any = spark.sparkContext._jvm
-    path_object = jvm.org.apache.hadoop.fs.Path(f"{checkpoint.rstrip('/')}/{name}")
-    files = path_object.getFileSystem(spark.sparkContext._jsc.hadoopConfiguration())
+    path_object, files = _hadoop(spark, checkpoint, name)
     if not files.exists(path_object):
         return None
     stream = files.open(path_object)
     try:
+        jvm: Any = spark.sparkContext._jvm
         return bytes(jvm.org.apache.commons.io.IOUtils.toByteArray(stream))
     finally:
         stream.close()

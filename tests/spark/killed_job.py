@@ -1,0 +1,115 @@
+"""A query that is killed from inside or outside; run as a process of its own by test_kills.py.
+
+    python killed_job.py FOLDER MASTER MODE [MOMENT:EPOCH]
+
+MODE says what the computation does, once, at its worst moment:
+    plain            nothing; MOMENT:EPOCH names where the driver kills itself (SIGKILL)
+    worker           the Python worker kills itself after the first step has written its segments
+    executor         the executor kills itself in the middle of an epoch
+    mixed            slot 1's executor kills itself after slot 0 has consumed its route output, which is made from a
+                     source that differs when it is read again
+Prints one JSON line with what happened.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from pyspark import TaskContext
+from pyspark.sql import functions as sql
+
+import millstream as ms
+
+FOLDER, MASTER, MODE = Path(sys.argv[1]), sys.argv[2], sys.argv[3]
+KILL_AT = tuple(sys.argv[4].split(":")) if len(sys.argv) > 4 else ("", "-1")
+
+
+def parent_of(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[1])
+
+
+def only_once(folder: Path, name: str) -> bool:
+    try:
+        (folder / name).touch(exist_ok=False)
+    except FileExistsError:
+        return False
+    return True
+
+
+class Count(ms.Computation):
+    total = ms.Value("long", default=0)
+    output = "key long, total long"
+
+    def on_batch(self, batch: ms.Batch) -> Any:
+        totals = self.total.read(batch) + batch.count()
+        self.total.write(batch, totals)
+        yield batch.output(batch.keys, totals)
+
+
+class Trap(ms.Computation):
+    """Runs after `Count` in the same task."""
+
+    total = ms.Value("long", default=0)
+
+    def __init__(self, folder: Path, mode: str) -> None:
+        self.folder, self.mode = folder, mode
+
+    def on_batch(self, batch: ms.Batch) -> None:
+        slot = TaskContext.get().partitionId()  # type: ignore[union-attr]
+        if batch.epoch == 2 and self.mode == "worker" and only_once(self.folder, "worker-killed"):
+            os.kill(os.getpid(), signal.SIGKILL)
+        if batch.epoch == 2 and self.mode == "executor" and slot == 1 and only_once(self.folder, "executor-killed"):
+            self.kill_executor()
+        if batch.epoch == 2 and self.mode == "mixed" and slot == 1 and not (self.folder / "mixed-killed").exists():
+            deadline = time.monotonic() + 60
+            while not (self.folder / "slot-0-done").exists() and time.monotonic() < deadline:
+                time.sleep(0.05)
+            time.sleep(1.0)  # slot 0 has handed its result to Spark by then, or Spark would run it again
+            if only_once(self.folder, "mixed-killed"):
+                self.kill_executor()
+        self.total.write(batch, self.total.read(batch) + batch.count())
+        if batch.epoch == 2 and slot == 0:
+            (self.folder / "slot-0-done").touch()
+
+    def kill_executor(self) -> None:
+        executor = parent_of(parent_of(os.getpid()))
+        os.kill(executor, signal.SIGKILL)
+        time.sleep(60)
+
+
+def observe(moment: str, epoch: int) -> None:
+    if (moment, str(epoch)) == KILL_AT:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def main() -> None:
+    settings = {"spark.ui.enabled": "false", "spark.driver.memory": "1g", "spark.executor.memory": "700m"}
+    spark = ms.session("killed", master=MASTER, settings={**settings, "spark.executor.cores": "1"})
+    spark.sparkContext.setLogLevel("OFF")
+    frame = spark.readStream.schema("key long").option("maxFilesPerTrigger", 2).parquet(str(FOLDER / "in"))
+    if MODE == "mixed":
+        frame = frame.withColumn("noise", sql.expr("reflect('java.util.UUID', 'randomUUID')"))
+    query = ms.Query("killed")
+    events = query.source("events", frame)
+    events.key_by("key").compute("count", Count).sink("out", ms.Parquet(str(FOLDER / "out")))
+    events.key_by("key").compute("trap", Trap(FOLDER, MODE))
+    running = query.start(spark, store=str(FOLDER / "store"), slots=2, trigger={"availableNow": True}, observe=observe)
+    running.await_termination()
+    result = {
+        "epoch": running.epoch,
+        "attempts": {facts.epoch: facts.attempts for facts in running.recent},
+        "state": {str(r[0]): r[1] for r in running.state("count").collect()},
+        "trap": {str(r[0]): r[1] for r in running.state("trap").collect()},
+    }
+    print("RESULT " + json.dumps(result), flush=True)
+    spark.stop()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,345 @@
+"""Queries on real Spark: results against Spark's own groupBy, restarts, sinks, and everything that is refused."""
+
+from __future__ import annotations
+
+import datetime as dt
+import json
+import pickle
+import shutil
+from collections import Counter
+from collections.abc import Iterable
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import pytest
+from feeds import Feed
+from pyspark.sql import DataFrame, SparkSession
+
+import millstream as ms
+from jobs import Total, TotalBatch
+
+pytestmark = pytest.mark.spark
+NOW = {"availableNow": True}
+EVENTS = "user string, amount long"
+
+
+class Count(ms.Computation):
+    total = ms.Value("long", default=0)
+
+    def on_batch(self, batch: ms.Batch) -> None:
+        self.total.write(batch, self.total.read(batch) + batch.count())
+
+
+class CountRecords(ms.Computation):
+    total = ms.Value("long", default=0)
+
+    def on_record(self, row: Any, at: ms.At) -> None:
+        self.total.set(self.total.get() + 1)
+
+
+class Basket(ms.Computation):
+    """State of every shape: struct, array, and any Python object."""
+
+    stats = ms.Value("struct<n: long, biggest: double>")
+    items = ms.Value("array<string>", default=[])
+    seen = ms.Value(object, default=set())
+    output = "user string, n long, items array<string>, best struct<n: long, biggest: double>"
+
+    def on_record(self, row: Any, at: ms.At) -> Iterable[Any]:
+        stats = self.stats.get() or {"n": 0, "biggest": 0.0}
+        stats = {"n": stats["n"] + 1, "biggest": max(stats["biggest"], float(row.amount))}
+        self.stats.set(stats)
+        self.items.set([*self.items.get(), str(row.amount)])
+        self.seen.set(self.seen.get() | {row.amount})
+        yield {"user": at.key, "n": len(self.seen.get()), "items": self.items.get(), "best": stats}
+
+
+class Fails(ms.Computation):
+    total = ms.Value("long", default=0)
+
+    def on_record(self, row: Any, at: ms.At) -> None:
+        if row.amount < 0:
+            raise ValueError(f"cannot take {row.amount}")
+        self.total.set(self.total.get() + row.amount)
+
+
+def run_all(query: ms.Query, spark: SparkSession, store: Path, **options: Any) -> ms.RunningQuery:
+    running = query.start(spark, store=str(store), trigger=NOW, **options)
+    running.await_termination()
+    return running
+
+
+def rows(frame: DataFrame) -> Counter[str]:
+    return Counter(str(tuple(row)) for row in frame.collect())
+
+
+def test_counts_by_every_scalar_type_and_by_tuples_are_those_of_spark(spark: SparkSession, tmp_path: Path) -> None:
+    """One query, one step per key type, side by side; Spark's groupBy is the oracle for each."""
+    nan = float("nan")
+    columns: dict[str, list[Any]] = {
+        "boolean": [True, False, None],
+        "byte": [1, -128, None, 127],
+        "short": [300, -1, None],
+        "int": [2**31 - 1, 0, None, -1],
+        "long": [2**63 - 1, -(2**63), None, 0, 7],
+        "float": [0.0, -0.0, nan, None, 1.5],
+        "double": [0.0, -0.0, nan, None, float("inf")],
+        "decimal(20,2)": [Decimal("1.10"), Decimal("-99999999999999.99"), None],
+        "string": ["", "a", None, "Mühle", "a" * 100],
+        "binary": [b"", b"\0", None, b"\xff\x00"],
+        "date": [dt.date(1969, 12, 31), dt.date(2026, 11, 15), None],
+        "timestamp": [dt.datetime(1969, 1, 1, tzinfo=dt.UTC), dt.datetime(2026, 1, 1, 1, tzinfo=dt.UTC), None],
+        "timestamp_ntz": [dt.datetime(1969, 1, 1), dt.datetime(2026, 1, 1), None],
+        "interval day to second": [dt.timedelta(0), dt.timedelta(days=-3, microseconds=5), None],
+    }
+    names = [f"c{i}" for i in range(len(columns))]
+    feed = Feed(tmp_path / "in", ", ".join(f"{n} {t}" for n, t in zip(names, columns, strict=True)))
+    for epoch in range(3):
+        feed.add([[values[(row * 7 + epoch) % len(values)] for values in columns.values()] for row in range(60)])
+    query = ms.Query("types")
+    source = query.source("events", feed.stream(spark))
+    for name in names:
+        source.key_by(name).compute(f"by_{name}", Count)
+    source.key_by("c4", "c8", "c0").compute("by_tuple", Count)
+    source.key_by("c5", "c13").compute("by_records", CountRecords)
+    running = run_all(query, spark, tmp_path / "store", slots=3)
+    data = feed.batch(spark)
+    for name in names:
+        expected = data.groupBy(name).count()
+        assert rows(running.state(f"by_{name}")) == rows(expected), f"keyed by {columns.keys()}"
+    assert rows(running.state("by_tuple")) == rows(data.groupBy("c4", "c8", "c0").count())
+    assert rows(running.state("by_records")) == rows(data.groupBy("c5", "c13").count())
+
+
+def test_state_may_be_structs_arrays_and_python_objects(spark: SparkSession, tmp_path: Path) -> None:
+    feed, out = Feed(tmp_path / "in", EVENTS), ms.Memory()
+    feed.add([("anna", 3), ("bert", 5), ("anna", 3)])
+    feed.add([("anna", 9), (None, 1)])
+    query = ms.Query("baskets")
+    query.source("events", feed.stream(spark)).key_by("user").compute("basket", Basket).sink("out", out)
+    running = run_all(query, spark, tmp_path / "store")
+    by_user = {row["user"]: row for row in out.rows()}
+    assert by_user["anna"] == {
+        "user": "anna",
+        "n": 2,
+        "items": ["3", "3", "9"],
+        "best": {"n": 3, "biggest": 9.0},
+    }
+    assert by_user[None]["items"] == ["1"]
+    items = {row[0]: row[1] for row in running.state("basket", state="items").collect()}
+    assert items == {"anna": ["3", "3", "9"], "bert": ["5"], None: ["1"]}
+    seen = {row[0]: pickle.loads(row[1]) for row in running.state("basket", state="seen").collect()}
+    assert seen == {"anna": {3, 9}, "bert": {5}, None: {1}}
+
+
+def test_several_sources_are_applied_in_their_order_and_a_restart_goes_on(spark: SparkSession, tmp_path: Path) -> None:
+    first, second = Feed(tmp_path / "a", EVENTS), Feed(tmp_path / "b", "user string, clicks int, page string")
+    first.add([("anna", 1), ("bert", 2)])
+    second.add([("anna", 10, "x"), (None, 1, "y")])
+
+    def build() -> tuple[ms.Query, ms.Memory]:
+        query, out = ms.Query("two"), ms.Memory()
+        query.source("orders", first.stream(spark)).key_by("user").compute("orders_total", Total).sink("out", out)
+        query.source("clicks", second.stream(spark)).key_by("user").compute("clicks_count", Count)
+        return query, out
+
+    query, _ = build()
+    run_all(query, spark, tmp_path / "store")
+    first.add([("anna", 4)])
+    second.add([("anna", 1, "z")])
+    query, out = build()
+    running = run_all(query, spark, tmp_path / "store")
+    assert out.rows() == [{"user": "anna", "total": 5, "before": 1}]
+    assert {r[0]: r[1] for r in running.state("clicks_count").collect()} == {"anna": 2, None: 1}
+    assert running.status().records == {"orders_total": 1, "clicks_count": 1}
+
+
+def test_epochs_in_a_parquet_sink_appear_once_and_whole(spark: SparkSession, tmp_path: Path) -> None:
+    feed = Feed(tmp_path / "in", EVENTS)
+    for epoch in range(4):
+        feed.add([(f"u{i % 5}", i) for i in range(20 * epoch)])  # the first epoch has no records, so no file
+
+    def build() -> ms.Query:
+        query = ms.Query("sunk")
+        sums = query.source("events", feed.stream(spark)).key_by("user").compute("sums", TotalBatch)
+        sums.sink("files", ms.Parquet(str(tmp_path / "out")))
+        return query
+
+    run_all(build(), spark, tmp_path / "store")
+    files = sorted(p.name for p in (tmp_path / "out").glob("*.parquet"))
+    assert files == [f"epoch-{n:012d}.parquet" for n in (1, 2, 3)]
+    plain = rows(spark.read.parquet(str(tmp_path / "out")))
+    bytes_before = {name: (tmp_path / "out" / name).read_bytes() for name in files}
+    lines = [json.loads(p.read_text()) for p in sorted((tmp_path / "out" / "_manifest").iterdir())]
+    assert [line["file"] for line in lines] == files
+    assert sum(line["rows"] for line in lines) == plain.total()
+    # Spark forgets that it finished the last epoch: it is offered, and delivered, again.
+    last = max((tmp_path / "store" / "spark-checkpoint" / "commits").glob("[0-9]*"), key=lambda p: int(p.name))
+    last.unlink()
+    for crc in last.parent.glob(f".{last.name}.crc"):
+        crc.unlink()
+    run_all(build(), spark, tmp_path / "store")
+    assert {name: (tmp_path / "out" / name).read_bytes() for name in files} == bytes_before
+    assert rows(spark.read.parquet(str(tmp_path / "out"))) == plain
+
+
+def test_a_foreach_sink_gets_the_same_epoch_and_rows_again(spark: SparkSession, tmp_path: Path) -> None:
+    feed = Feed(tmp_path / "in", EVENTS)
+    feed.add([("anna", 1), ("bert", 2)])
+    feed.add([("anna", 3)])
+    calls: list[tuple[int, list[tuple[Any, ...]]]] = []
+    fail = [True]
+
+    def write(frame: DataFrame, epoch: int) -> None:
+        calls.append((epoch, [tuple(row) for row in frame.collect()]))
+        if epoch == 1 and fail[0]:
+            raise RuntimeError("the database is away")
+
+    def build() -> ms.Query:
+        query = ms.Query("each")
+        query.source("events", feed.stream(spark)).key_by("user").compute("sums", Total).sink(
+            "db", ms.ForeachBatch(write)
+        )
+        return query
+
+    with pytest.raises(ms.StepError, match="'db' failed in epoch 1.*RuntimeError: the database is away"):
+        run_all(build(), spark, tmp_path / "store")
+    fail[0] = False
+    run_all(build(), spark, tmp_path / "store")
+    assert [epoch for epoch, _ in calls] == [0, 1, 1]
+    assert calls[1] == calls[2]
+    assert calls[2][1] == [("anna", 4, 1)]
+
+
+def test_a_raise_in_user_code_stops_the_query_and_mended_code_goes_on(spark: SparkSession, tmp_path: Path) -> None:
+    feed = Feed(tmp_path / "in", EVENTS)
+    feed.add([("anna", 1)])
+    feed.add([("bert", 2), ("anna", -4), ("carl", 1)])
+
+    class Mended(Fails):
+        def on_record(self, row: Any, at: ms.At) -> None:
+            self.total.set(self.total.get() + abs(row.amount))
+
+    def build(kind: type[ms.Computation]) -> ms.Query:
+        query = ms.Query("fails")
+        query.source("events", feed.stream(spark)).key_by("user").compute("sums", kind)
+        return query
+
+    with pytest.raises(ms.StepError) as caught:
+        run_all(build(Fails), spark, tmp_path / "store")
+    error = caught.value
+    assert (error.step, error.epoch, error.key) == ("sums", 1, "'anna'")
+    assert "amount=-4" in error.record
+    assert "cannot take -4" in str(error)
+    running = run_all(build(Mended), spark, tmp_path / "store")
+    assert {r[0]: r[1] for r in running.state("sums").collect()} == {"anna": 5, "bert": 2, "carl": 1}
+
+
+def test_a_stop_comes_between_epochs_and_past_epochs_are_readable(spark: SparkSession, tmp_path: Path) -> None:
+    feed = Feed(tmp_path / "in", EVENTS)
+    for epoch in range(5):
+        feed.add([("anna", epoch), ("bert", 1)])
+    query = ms.Query("stops")
+    query.source("events", feed.stream(spark)).key_by("user").compute("count", Count)
+    running = query.start(spark, store=str(tmp_path / "store"), tick=False)
+    running.wait_epoch(2, timeout=120)
+    running.stop()
+    assert not running.active
+    running.await_termination()
+    running.stop()  # twice does not matter
+    at_2 = {r[0]: r[1] for r in running.state("count", epoch=2).collect()}
+    assert at_2 == {"anna": 3, "bert": 3}
+    assert {r[0]: r[1] for r in running.state("count", epoch=0).collect()} == {"anna": 1, "bert": 1}
+    with pytest.raises(ms.UserError, match="epoch 99 is not retained"):
+        running.state("count", epoch=99)
+    with pytest.raises(ms.UserError, match="no step 'cuont'; the query has count"):
+        running.state("cuont")
+
+
+def test_an_idle_query_ticks(spark: SparkSession, tmp_path: Path) -> None:
+    feed = Feed(tmp_path / "in", EVENTS)
+    feed.add([("anna", 1)])
+    query = ms.Query("idle")
+    query.source("events", feed.stream(spark)).key_by("user").compute("count", Count)
+    running = query.start(spark, store=str(tmp_path / "store"))
+    running.wait_epoch(3, timeout=120)  # one file only: the other epochs are the ticker's
+    running.stop()
+    assert {r[0]: r[1] for r in running.state("count").collect()} == {"anna": 1}
+
+
+def test_a_source_may_be_a_function_of_a_named_reader(spark: SparkSession, tmp_path: Path) -> None:
+    feed = Feed(tmp_path / "in", EVENTS)
+    feed.add([("anna", 1)])
+    feed.add([("anna", 2)])
+
+    def build() -> ms.Query:
+        query = ms.Query("named")
+        query.source(
+            "events", lambda read: read.schema(EVENTS).option("maxFilesPerTrigger", 1).parquet(str(feed.folder))
+        ).key_by("user").compute("sums", TotalBatch)
+        return query
+
+    run_all(build(), spark, tmp_path / "store")
+    feed.add([("anna", 5)])
+    running = run_all(build(), spark, tmp_path / "store")
+    assert running.epoch == 2
+    assert {r[0]: r[1] for r in running.state("sums").collect()} == {"anna": 8}
+    assert (tmp_path / "store" / "spark-checkpoint" / "sources" / "events").exists()
+
+
+def test_a_missing_or_foreign_spark_checkpoint_is_refused(spark: SparkSession, tmp_path: Path) -> None:
+    feed = Feed(tmp_path / "in", EVENTS)
+    feed.add([("anna", 1)])
+
+    def build() -> ms.Query:
+        query = ms.Query("bound")
+        query.source("events", feed.stream(spark)).key_by("user").compute("count", Count)
+        return query
+
+    run_all(build(), spark, tmp_path / "one")
+    run_all(build(), spark, tmp_path / "two")
+    mine, kept = tmp_path / "one" / "spark-checkpoint", tmp_path / "kept"
+    mine.rename(kept)
+    with pytest.raises(ms.UserError, match="belongs to the Spark query .*, but its checkpoint is missing"):
+        run_all(build(), spark, tmp_path / "one")
+    shutil.copytree(tmp_path / "two" / "spark-checkpoint", mine)
+    with pytest.raises(ms.UserError, match="but its checkpoint belongs to the Spark query"):
+        run_all(build(), spark, tmp_path / "one")
+    shutil.rmtree(mine)
+    kept.rename(mine)
+    feed.add([("anna", 1)])
+    running = run_all(build(), spark, tmp_path / "one")
+    assert {r[0]: r[1] for r in running.state("count").collect()} == {"anna": 2}
+    # a new store with an old checkpoint would miss the epochs before
+    with pytest.raises(ms.UserError, match="has finished epoch 1, but the store's last commit is epoch -1"):
+        run_all(build(), spark, tmp_path / "three", checkpoint=str(mine))
+
+
+def test_what_cannot_run_is_refused_before_the_first_epoch(spark: SparkSession, tmp_path: Path) -> None:
+    feed = Feed(tmp_path / "in", "user string, amount long, tags map<string,long>")
+    store = str(tmp_path / "store")
+
+    def query(key: str = "user", frame: Any = None) -> ms.Query:
+        built = ms.Query("wrong")
+        built.source("events", feed.stream(spark) if frame is None else frame).key_by(key).compute("count", Count)
+        return built
+
+    def refuse(match: str, built: ms.Query, **options: Any) -> None:
+        with pytest.raises(ms.UserError, match=match):
+            built.start(spark, **{"store": store, **options})
+
+    refuse("step 'count': no column 'usr' to key by; the input has user, amount, tags", query("usr"))
+    refuse("step 'count': column 'tags' cannot be a key", query("tags"))
+    refuse("is a batch DataFrame", query(frame=spark.range(3)))
+    refuse("expected a streaming DataFrame or a function", query(frame="events"))
+    unbounded = spark.readStream.schema(EVENTS).parquet(str(feed.folder))
+    refuse("has no limit on how much one epoch reads", query(frame=unbounded))
+    refuse("slots=0", query(), slots=0)
+    refuse("bins=1000: give a power of two", query(), bins=1000)
+    refuse("a memory store is seen by one process only", query(), store="memory://")
+    refuse("cannot use .* as a store", query(), store="/proc/nowhere")
+    refuse("retain=0", query(), retain=0)
+    with pytest.raises(ms.UserError, match="expected a SparkSession"):
+        query().start("local[2]", store=store)  # type: ignore[arg-type]
+    assert not (tmp_path / "store" / "journal").exists(), "a refused start writes no journal entry"
