@@ -186,14 +186,13 @@ def test_bench_hands_all_arguments_on(tmp_path: Path, no_java: Path, monkeypatch
     bench = install_checkout(tmp_path, monkeypatch)
     (bench / "speed.py").write_text('if __name__ == "__main__":\n    pass\n')
     java = install_java(no_java / "good", "java.base@17", "jdk.incubator.vector@17")
-    calls: list[list[str]] = []
-    monkeypatch.setattr(os, "execv", lambda program, command: calls.append(command))
+    calls: list[tuple[list[str], str]] = []
+    monkeypatch.setattr(os, "execve", lambda program, command, env: calls.append((command, env["JAVA_HOME"])))
     monkeypatch.chdir(tmp_path.parent)
     result = run("bench", "speed", "--help", "--rows=3", "-v", "x")
     assert result.exit_code == 0
-    assert calls == [[sys.executable, "-m", "bench.speed", "--help", "--rows=3", "-v", "x"]]
+    assert calls == [([sys.executable, "-m", "bench.speed", "--help", "--rows=3", "-v", "x"], str(java))]
     assert Path.cwd() == tmp_path.resolve()
-    assert os.environ["JAVA_HOME"] == str(java)
 
 
 def test_bench_names_what_there_is_when_a_name_is_unknown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -211,7 +211,7 @@ def test_a_driver_that_fails_shows_the_end_of_its_log(tmp_path: Path, monkeypatc
     broken.mkdir()
     (broken / "millstream.py").write_text("raise RuntimeError('this install is broken')\n")
     monkeypatch.setenv("PYTHONPATH", str(broken))
-    driver = demo.DriverProcess(tmp_path, 1, None)
+    driver = demo.DriverProcess(tmp_path, 1, None, "")
     try:
         with pytest.raises(UserError, match="this install is broken"):
             list(driver.reports())

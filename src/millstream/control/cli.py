@@ -102,10 +102,10 @@ def demo(ctx: click.Context, epochs: int, words: int, keep_store: bool) -> None:
 
     The exit code is 0 if every word was counted exactly once, 1 if not. All files are temporary.
     """
-    os.environ["JAVA_HOME"] = find_java()
+    java_home = find_java()
     from millstream.control.demo import run_demo
 
-    ctx.exit(run_demo(epochs, words, keep_store))
+    ctx.exit(run_demo(epochs, words, keep_store, java_home))
 
 
 @main.command(
@@ -132,11 +132,10 @@ def bench(name: str | None, args: tuple[str, ...]) -> None:
     if name not in known:
         there = ", ".join(known) or "nothing that can be run yet"
         raise UserError(f"no benchmark {name!r} in {root / 'bench'}; it has {there}")
-    os.environ["JAVA_HOME"] = find_java()
-    sys.stdout.flush()
+    environment = {**os.environ, "JAVA_HOME": find_java()}
     # Replaced rather than started: signals, the terminal and the exit code are the benchmark's own.
     os.chdir(root)
-    os.execv(sys.executable, [sys.executable, "-m", f"bench.{name}", *args])
+    os.execve(sys.executable, [sys.executable, "-m", f"bench.{name}", *args], environment)
 
 
 def checkout() -> Path:

@@ -304,7 +304,7 @@ def _all_processes() -> Iterator[tuple[int, str, str]]:
 class DriverProcess:
     """A driver in a process and session of its own."""
 
-    def __init__(self, folder: Path, number: int, hold: int | None) -> None:
+    def __init__(self, folder: Path, number: int, hold: int | None, java_home: str) -> None:
         self.log = folder / f"driver-{number}.log"
         command = [sys.executable, "-m", "millstream.control.demo", "--child", str(folder)]
         if hold is not None:
@@ -313,7 +313,7 @@ class DriverProcess:
             self._process = subprocess.Popen(
                 command,
                 cwd=folder,
-                env=_environment(folder),
+                env=_environment(folder, java_home),
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=log,
@@ -389,10 +389,11 @@ def _kill(pid: int) -> None:
         os.kill(pid, signal.SIGKILL)
 
 
-def _environment(folder: Path) -> dict[str, str]:
+def _environment(folder: Path, java_home: str) -> dict[str, str]:
     """The environment of a driver: nothing of another Spark, and all temporary files in our folder."""
     other_spark = ("SPARK_HOME", "SPARK_CONF_DIR", "SPARK_REMOTE", "PYSPARK_SUBMIT_ARGS", "PYSPARK_GATEWAY_PORT")
     env = {name: value for name, value in os.environ.items() if name not in other_spark}
+    env["JAVA_HOME"] = java_home
     env["PYSPARK_PYTHON"] = env["PYSPARK_DRIVER_PYTHON"] = sys.executable
     env["TMPDIR"] = env["SPARK_LOCAL_DIRS"] = str(folder / "spark")
     if paths := env.get("PYTHONPATH"):
@@ -403,7 +404,7 @@ def _environment(folder: Path) -> dict[str, str]:
 # -- the demo -----------------------------------------------------------------------------------------------------
 
 
-def run_demo(epochs: int, words: int, keep: bool) -> int:
+def run_demo(epochs: int, words: int, keep: bool, java_home: str) -> int:
     """Runs the demo; the exit code: 0 if the result is exact, 1 if it is not."""
     drivers: list[DriverProcess] = []
     folder = Path(tempfile.mkdtemp(prefix="millstream-demo-")).resolve()
@@ -412,7 +413,7 @@ def run_demo(epochs: int, words: int, keep: bool) -> int:
         with _ending_signals():
             (folder / "spark").mkdir()
             with display:
-                result = _Demo(folder, epochs, words, display, drivers).run()
+                result = _Demo(folder, epochs, words, java_home, display, drivers).run()
             result.tell(display)
         return 0 if result.exact else 1
     finally:
@@ -512,8 +513,16 @@ def _wrong_words(words: list[str]) -> str:
 class _Demo:
     """One run: what is known while it goes on."""
 
-    def __init__(self, folder: Path, epochs: int, words: int, display: Display, drivers: list[DriverProcess]) -> None:
-        self._folder, self._epochs, self._words = folder, epochs, words
+    def __init__(
+        self,
+        folder: Path,
+        epochs: int,
+        words: int,
+        java_home: str,
+        display: Display,
+        drivers: list[DriverProcess],
+    ) -> None:
+        self._folder, self._epochs, self._words, self._java_home = folder, epochs, words, java_home
         self._display, self._drivers = display, drivers
         self._records = 0
 
@@ -558,7 +567,7 @@ class _Demo:
         )
 
     def _start(self, hold: int | None) -> DriverProcess:
-        driver = DriverProcess(self._folder, len(self._drivers) + 1, hold)
+        driver = DriverProcess(self._folder, len(self._drivers) + 1, hold, self._java_home)
         self._drivers.append(driver)
         self._display.driver(f"pid {driver.pid}: starting Python, Java and Spark", "yellow")
         return driver

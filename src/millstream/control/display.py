@@ -222,7 +222,8 @@ class LiveDisplay:
     # -- drawing
 
     def _width(self) -> int:
-        return min(self._console.width, _WIDEST)
+        # Two columns stay free for the "^C" that a terminal echoes: if it wrapped, the picture would be torn.
+        return min(self._console.width - 2, _WIDEST)
 
     def _picture(self) -> RenderableType:
         inner = self._width() - 6
@@ -262,9 +263,13 @@ class LiveDisplay:
     def _facts(self, room: int) -> list[tuple[str, RenderableType]]:
         latest = self._latest
         done = latest.epoch + 1 if latest else 0
-        count = f" {done} of {self._epochs}"
-        bar = Table.grid()
-        bar.add_row(ProgressBar(self._epochs, done, width=max(4, min(46, room - len(count)))), count)
+        count = f"{done} of {self._epochs}"
+        bar = Table.grid(padding=(0, 1))
+        length = min(46, room - len(count) - 2)
+        if length < 6:
+            bar.add_row(count)
+        else:
+            bar.add_row(ProgressBar(self._epochs, done, width=length), count)
         records = latency = Text("-", style="dim")
         state = Text("-", style="dim")
         if latest is not None:

@@ -76,10 +76,8 @@ class RunningQuery:
         writer = frame.writeStream.foreachBatch(self._on_epoch).option("checkpointLocation", checkpoint)
         writer = writer.queryName(driver.graph.name)
         if trigger:
-            try:
-                writer = writer.trigger(**trigger)
-            except (TypeError, ValueError) as error:
-                raise UserError(f"trigger={trigger!r}: {error}") from error
+            writer = writer.trigger(**trigger)
+        driver.claim()
         self._spark_query = writer.start()
 
     def __repr__(self) -> str:

@@ -75,7 +75,10 @@ class Query(QueryData):
         - `observe`: called with a moment (`planned`, `executed`, `committed`, `delivering`, `delivered`) and the epoch.
         """
         options = _options(slots, bins, retain, compaction_budget)
+        chosen = _trigger(trigger)
         check_session(spark)
+        if any(active.name == self.name for active in spark.streams.active):
+            raise UserError(f"a query named {self.name!r} already runs in this Spark session; stop it first")
         named = all(callable(node.origin) and not isinstance(node.origin, DataFrame) for node in self.sources.values())
         if named:
             spark = spark.newSession()
@@ -98,10 +101,21 @@ class Query(QueryData):
         driver.check_graph()
         check_start(driver.journal.history, query_id(spark, place), last_finished(spark, place))
         _check_workers(spark, opened, packed)
-        driver.claim()
-        once = bool(trigger and trigger.get("availableNow"))
-        frame = unite(spark, list(frames.values()), tick and not once, named)
-        return RunningQuery(spark, driver, frame, place, dict(trigger or {}), packed)
+        frame = unite(spark, list(frames.values()), tick and "availableNow" not in chosen, named)
+        return RunningQuery(spark, driver, frame, place, chosen, packed)
+
+
+def _trigger(given: Mapping[str, Any] | None) -> dict[str, Any]:
+    """A trigger that Spark can run epochs by."""
+    chosen = dict(given or {})
+    if not chosen or (set(chosen) == {"availableNow"} and chosen["availableNow"] is True):
+        return chosen
+    if set(chosen) == {"processingTime"} and isinstance(chosen["processingTime"], str) and chosen["processingTime"]:
+        return chosen
+    raise UserError(
+        f"trigger={given!r}: give {{'processingTime': '5 seconds'}}, {{'availableNow': True}}, or nothing to run "
+        "epochs as long as there is data"
+    )
 
 
 def _options(slots: int, bins: int, retain: int, budget: int) -> Options:

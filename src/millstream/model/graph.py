@@ -21,7 +21,7 @@ import pyarrow as pa
 
 from millstream.errors import UserError
 from millstream.model.computation import Computation, declared_states, output_schema
-from millstream.model.query import Query, SinkNode
+from millstream.model.query import Query, SinkNode, check_name
 from millstream.model.state import Value
 from millstream.model.types import check_key_type, format_schema, format_type
 
@@ -107,6 +107,8 @@ def resolve(query: Query, schemas: Mapping[str, pa.Schema]) -> Graph:
         _check_key(node.name, node.key, schema)
         output = output_schema(node.computation)
         states = declared_states(type(node.computation))
+        for state in states:
+            check_name(f"step {node.name!r}: state", state)
         steps.append(Step(node.name, level, node.input, schema, node.key, node.computation, states, output))
         streams[node.name], levels[node.name] = output, level
     for sink in query.sinks.values():

@@ -15,7 +15,7 @@ from __future__ import annotations
 from typing import Any
 
 import pyarrow as pa
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as sql
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.streaming.readwriter import DataStreamReader
@@ -65,7 +65,11 @@ def open_source(spark: SparkSession, node: SourceNode, named: bool) -> DataFrame
 
 def arrow_schema(name: str, schema: StructType) -> pa.Schema:
     """A frame's schema in Arrow, with every field nullable: what Spark promises about nulls is not relied on."""
-    fields = []
+    fields: list[pa.Field] = []
+    lowered = [column.name.lower() for column in schema.fields]
+    twice = sorted({column.name for column in schema.fields if lowered.count(column.name.lower()) > 1})
+    if twice:
+        raise UserError(f"source {name!r} has several columns named {', '.join(twice)}; rename them")
     for column in schema.fields:
         try:
             [field] = to_arrow_schema(StructType([_nullable_field(column)]), timezone="UTC")
@@ -97,10 +101,14 @@ def _tagged(frames: list[DataFrame], index: int) -> DataFrame:
     columns = []
     for i, frame in enumerate(frames):
         if i == index:
-            columns.append(sql.struct(*[sql.col(f"`{name}`") for name in frame.columns]).alias(f"s{i}"))
+            columns.append(sql.struct(*[_column(name) for name in frame.columns]).alias(f"s{i}"))
         else:
             columns.append(sql.lit(None).cast(_struct_of(frame)).alias(f"s{i}"))
     return frames[index].select(sql.lit(index).cast("int").alias("source"), *columns)
+
+
+def _column(name: str) -> Column:
+    return sql.col("`" + name.replace("`", "``") + "`")
 
 
 def _struct_of(frame: DataFrame) -> StructType:
