@@ -278,3 +278,16 @@ def test_a_large_write_becomes_several_segments_of_consecutive_ranges(monkeypatc
         assert piece.segment.bytes < 8000
     rows = newest_rows(store, SegmentCache(), manifest.pieces(FAMILY), Range(0, LAST), drop_dead=True)
     assert len(rows.hashes) == sum(p.segment.rows for p in pieces)
+
+
+@pytest.mark.parametrize("spread", ["even", "upper halves equal", "few values"])
+def test_many_hashes_are_sorted_stably_whatever_their_upper_halves(spread: str, seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    hashes = rng.integers(0, LAST, 40_000, dtype=np.uint64, endpoint=True)
+    if spread == "upper halves equal":
+        hashes = (hashes & np.uint64(0xFFFF)) | (hashes & np.uint64(0x7 << 61))
+    elif spread == "few values":
+        hashes = rng.choice(hashes[:20], len(hashes))
+    order, ordered = keys_module._sorted(hashes)
+    assert (order == np.argsort(hashes, kind="stable")).all()
+    assert (ordered == hashes[order]).all()

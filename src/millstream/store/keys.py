@@ -26,6 +26,8 @@ from millstream.protocol.keyspace import Hashes, hash_integers, hash_nulls, hash
 Rows = npt.NDArray[np.int64]
 Mask = npt.NDArray[np.bool_]
 
+_RADIX_FROM = 1 << 14
+
 
 @dataclass(frozen=True)
 class KeyColumns:
@@ -93,8 +95,7 @@ def arrange(hashes: Hashes, keys: KeyColumns) -> tuple[Rows, Rows]:
 
     Returns the order, and the index in that order at which each distinct key begins.
     """
-    order: Rows = np.argsort(hashes, kind="stable")
-    ordered = hashes[order]
+    order, ordered = _sorted(hashes)
     repeats = np.flatnonzero(ordered[1:] == ordered[:-1]) + 1
     fresh = np.ones(len(order), np.bool_)
     fresh[repeats] = False
@@ -103,6 +104,30 @@ def arrange(hashes: Hashes, keys: KeyColumns) -> tuple[Rows, Rows]:
         if len(differing):
             _separate(order, ordered, fresh, keys, differing)
     return order, np.flatnonzero(fresh)
+
+
+def _sorted(hashes: Hashes) -> tuple[Rows, Hashes]:
+    """The stable order of hashes, and the hashes in that order.
+
+    Two radix passes over 16 bits each sort by the upper half of the hash, in linear time; hashes are spread evenly,
+    so the few whose upper halves are equal are put right afterwards. About twice as fast as sorting whole hashes.
+    """
+    if len(hashes) < _RADIX_FROM:
+        order: Rows = np.argsort(hashes, kind="stable")
+        return order, hashes[order]
+    upper = (hashes >> np.uint64(32)).astype(np.uint32)
+    low = np.argsort(upper.astype(np.uint16), kind="stable")
+    order = low[np.argsort((upper >> np.uint32(16)).astype(np.uint16)[low], kind="stable")]
+    ordered = hashes[order]
+    wrong = np.flatnonzero(ordered[1:] < ordered[:-1])
+    if len(wrong):
+        halves = ordered >> np.uint64(32)
+        torn = np.unique(halves[wrong])
+        spans = zip(np.searchsorted(halves, torn, "left"), np.searchsorted(halves, torn, "right"), strict=True)
+        places = np.concatenate([np.arange(start, stop) for start, stop in spans])
+        order[places] = order[places[np.argsort(ordered[places], kind="stable")]]
+        ordered = hashes[order]
+    return order, ordered
 
 
 def _separate(order: Rows, ordered: Hashes, fresh: Mask, keys: KeyColumns, differing: Rows) -> None:

@@ -70,19 +70,22 @@ def locate(store: ObjectStore, cache: SegmentCache, pieces: Sequence[Piece], has
     source = np.full(len(hashes), -1, np.int32)
     row = np.zeros(len(hashes), np.int64)
     pending: Rows = np.arange(len(hashes))
+    wanted = hashes  # the hashes of what is pending
     segments: list[Segment] = []
     for piece in pieces:
         if not len(pending):
             break
-        asked = _within(hashes, pending, piece.ranges)
+        inside = _within(wanted, piece.ranges)
+        asked = pending[inside]
         if not len(asked):
             continue
         segment = cache.open(store, piece.segment)
-        hits, rows = _match(segment, hashes, keys, asked)
+        hits, rows = _match(segment, hashes, wanted[inside], keys, asked)
         if len(hits):
             source[hits], row[hits] = len(segments), rows
             segments.append(segment)
             pending = pending[source[pending] < 0]
+            wanted = hashes[pending]
     for index, segment in enumerate(segments):
         if segment.dead is not None:
             mine = np.flatnonzero(source == index)
@@ -90,22 +93,22 @@ def locate(store: ObjectStore, cache: SegmentCache, pieces: Sequence[Piece], has
     return Found(tuple(segments), source, row)
 
 
-def _within(hashes: Hashes, pending: Rows, ranges: Sequence[Range]) -> Rows:
-    """Those of the pending keys (in hash order) that lie in the ranges."""
-    asked = hashes[pending]
+def _within(wanted: Hashes, ranges: Sequence[Range]) -> slice | Rows:
+    """Where those of the wanted hashes (in order) stand that lie in the ranges."""
     parts = []
     for span in ranges:
-        start = np.searchsorted(asked, np.uint64(span.first), side="left")
-        stop = np.searchsorted(asked, np.uint64(span.last), side="right")
-        parts.append(pending[start:stop])
-    return parts[0] if len(parts) == 1 else np.concatenate(parts)
+        start = int(np.searchsorted(wanted, np.uint64(span.first), side="left"))
+        stop = int(np.searchsorted(wanted, np.uint64(span.last), side="right"))
+        parts.append(slice(start, stop))
+    if len(parts) == 1:
+        return parts[0]
+    return np.concatenate([np.arange(part.start, part.stop) for part in parts])
 
 
-def _match(segment: Segment, hashes: Hashes, keys: KeyColumns, asked: Rows) -> tuple[Rows, Rows]:
-    """Which of the asked keys are in the segment, and in which row."""
-    wanted = hashes[asked]
+def _match(segment: Segment, hashes: Hashes, wanted: Hashes, keys: KeyColumns, asked: Rows) -> tuple[Rows, Rows]:
+    """Which of the asked keys, whose hashes are wanted, are in the segment, and in which row."""
     at = np.searchsorted(segment.hashes, wanted)
-    at[at == len(segment.hashes)] = 0
+    np.minimum(at, len(segment.hashes) - 1, out=at)
     candidates = segment.hashes[at] == wanted
     hits, rows = asked[candidates], at[candidates]
     if keys.injective and segment.keys.injective:
