@@ -1,4 +1,4 @@
-"""One contender, run in a process of its own: `python -m bench.contenders JSON`. Started by `bench.race`.
+"""One contender, run in a process of its own, which `bench.race` starts.
 
 How it measures
 ---------------
@@ -55,7 +55,6 @@ class Contender:
     warmup: int
     epochs: int
     bins: int = 1 << 12
-    tick: bool = True
     parquet: bool = False
     preload_rows: int = 0
     """Records per epoch while state is filled with `keys` keys (state size), or up to `state_bytes` (memory)."""
@@ -169,7 +168,7 @@ class _Run:
         counted = query.source("records", frame).key_by("k").compute("count", step)
         if asked.parquet:
             counted.sink("out", ms.Parquet(str(folder / "out")))
-        self.running = query.start(spark, str(folder / "store"), slots=SLOTS, bins=asked.bins, tick=asked.tick)
+        self.running = query.start(spark, str(folder / "store"), slots=SLOTS, bins=asked.bins)
         self.first = self.running.epoch + 1
         """The first epoch of this run: a store that was filled before goes on counting."""
         [self._query] = [active for active in spark.streams.active if active.name == "bench"]
@@ -359,7 +358,3 @@ def main() -> None:
         os._exit(1)
     _say(RESULT, found)
     os._exit(0)  # nothing to wait for: the JVM ends with our end of its pipe
-
-
-if __name__ == "__main__":
-    main()

@@ -15,7 +15,7 @@ import matplotlib as mpl
 
 mpl.use("Agg")
 from matplotlib import pyplot as plt
-from matplotlib.ticker import FuncFormatter, NullFormatter
+from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
 from bench.race import Part, Run, best_run, epoch_times, median_ms, rate
 from bench.report import WARMUP_OF_STEADY, rate_text, ratio_text
@@ -70,14 +70,14 @@ def _rates(part: Part, runs: Sequence[Run]) -> Any:
             text = f"{rate_text(speed)}/s"
             if spark and reference is not None:
                 verb = "on_batch" if reference == "batch" else "on_record"
-                text += f"   ({verb}: {ratio_text(ours[reference] / speed)})"
+                text += f"   ({verb} is {ratio_text(ours[reference] / speed)} this)"
             axes.text(speed * 1.08, place, text, va="center", fontsize=9)
         axes.set_yticks(range(len(group)), [contender.label for contender, _ in group])
         axes.set_xscale("log")
         axes.set_title(_shape_text(group), fontsize=10, loc="left", color=_QUIET)
         axes.tick_params(axis="y", length=0)
     low = min(rate(run) for group in shown for _, run in group)
-    all_axes[-1, 0].set_xlim(low / 4, top * 12)
+    all_axes[-1, 0].set_xlim(low / 4, top * 2)
     all_axes[-1, 0].xaxis.set_major_formatter(FuncFormatter(lambda value, _: rate_text(value)))
     all_axes[-1, 0].xaxis.set_minor_formatter(NullFormatter())
     all_axes[-1, 0].set_xlabel("records per second (log scale)")
@@ -100,29 +100,36 @@ def _state(part: Part, runs: Sequence[Run]) -> Any:
     medians = [median_ms(run) for _, run in found]
     quarters = [statistics.quantiles(epoch_times(run), n=4) for _, run in found if len(epoch_times(run)) > 1]
     figure, axes = plt.subplots(figsize=(7.5, 4.3), layout="constrained")
+    highest = list(medians)
     if len(quarters) == len(found):
-        axes.fill_between(keys, [q[0] for q in quarters], [q[2] for q in quarters], color=_OURS, alpha=0.15, lw=0)
-    axes.plot(keys, medians, color=_OURS, marker="o")
-    for count, time in zip(keys, medians, strict=True):
+        low = [time - q[0] for time, q in zip(medians, quarters, strict=True)]
+        high = [q[2] - time for time, q in zip(medians, quarters, strict=True)]
+        axes.errorbar(keys, medians, [low, high], color=_OURS, fmt="none", capsize=4, label="middle half of the epochs")
+        highest = [q[2] for q in quarters]
+    axes.plot(keys, medians, color=_OURS, marker="o", label="median epoch")
+    for count, time, above in zip(keys, medians, highest, strict=True):
         text = f"{time:,.0f} ms\n{ratio_text(time / medians[0])}"
-        axes.annotate(text, (count, time), (0, 10), textcoords="offset points", ha="center", fontsize=9)
-    for factor, what in ((3, "target"), (1.5, "aim")):
-        axes.axhline(factor * medians[0], color=_QUIET, ls="--" if what == "target" else ":", lw=1)
-        label = f"{what}: {factor:g} times the smallest"
         axes.annotate(
-            label, (1, factor * medians[0]), (-4, 3), xycoords=("axes fraction", "data"),
-            textcoords="offset points", ha="right", fontsize=8, color=_QUIET,
-        )  # fmt: skip
+            text,
+            (count, above),
+            (0, 6),
+            textcoords="offset points",
+            ha="center",
+            fontsize=9,
+            bbox={"facecolor": "white", "edgecolor": "none", "alpha": 0.85, "pad": 1},
+        )
+    for factor, what in ((3, "target"), (1.5, "aim")):
+        label = f"{what}: {factor:g} times the time at {keys[0]:,} keys"
+        axes.axhline(factor * medians[0], color=_QUIET, ls="--" if what == "target" else ":", lw=1, label=label)
     axes.set_xscale("log")
     axes.set_xlim(keys[0] / 2, keys[-1] * 2)
-    axes.set_ylim(0, max(3.4 * medians[0], 1.25 * max(medians)))
+    axes.set_ylim(0, max(3.4 * medians[0], 1.3 * max(highest)))
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: rate_text(value).replace(" ", "")))
     axes.xaxis.set_minor_formatter(NullFormatter())
     axes.set_xlabel("keys in state (log scale)")
     axes.set_ylabel("epoch time, ms")
-    axes.set_title(
-        f"Epochs of {part.contenders[0].rows:,} records of random keys: median, and middle half", fontsize=11
-    )
+    axes.set_title(f"Epochs of {part.contenders[0].rows:,} records of random keys", fontsize=11)
+    axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.16), ncols=2, frameon=False, fontsize=9)
     return figure
 
 
@@ -149,6 +156,7 @@ def _steady(part: Part, runs: Sequence[Run]) -> Any:
     if log:
         axes.set_yscale("log")
         axes.set_ylim(min(times) / 1.3, max(times) * 1.3)
+        axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
         axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
         axes.yaxis.set_minor_formatter(NullFormatter())
     else:

@@ -119,9 +119,7 @@ def _throughput(sizes: Sizes) -> tuple[Contender, ...]:
     rows, small, large = sizes.rows, sizes.record_rows, sizes.record_rows_large
     return (
         Contender("map", "Spark mapInArrow, passed through", "spark-map", rows, rows, *sizes.fast),
-        Contender(
-            "map-drop", "Spark mapInArrow, dropped, Millstream's settings", "spark-map-drop", rows, rows, *sizes.fast
-        ),
+        Contender("map-drop", "Spark mapInArrow, dropped, tuned", "spark-map-drop", rows, rows, *sizes.fast),
         Contender("rocksdb", "Spark count(), RocksDB", "spark-rocksdb", rows, rows, *sizes.slow),
         Contender("hdfs", "Spark count(), HDFS-backed", "spark-hdfs", rows, rows, *sizes.slow),
         Contender("batch", "Millstream on_batch", "millstream-batch", rows, rows, *sizes.fast),
@@ -137,7 +135,7 @@ def _throughput(sizes: Sizes) -> tuple[Contender, ...]:
         Contender("rows", "Spark transformWithState, out per key", "spark-rows", small, small, *sizes.slowest),
         Contender("record", "Millstream on_record, out per record", "millstream-record", small, small, *sizes.fast),
         Contender(
-            "record-large", "Millstream on_record, larger epochs", "millstream-record", large, small, *sizes.fast
+            "record-large", f"Millstream on_record, {large:,} rows", "millstream-record", large, small, *sizes.fast
         ),
     )
 
@@ -179,7 +177,6 @@ def _smallest(sizes: Sizes) -> tuple[Contender, ...]:
         Contender("rocksdb", "Spark count(), RocksDB", "spark-rocksdb", *shape),
         Contender("hdfs", "Spark count(), HDFS-backed", "spark-hdfs", *shape),
         Contender("batch", "Millstream on_batch", "millstream-batch", *shape),
-        Contender("batch-no-tick", "Millstream on_batch, tick=False", "millstream-batch", *shape, tick=False),
     )
 
 

@@ -32,6 +32,7 @@ from bench.contenders import FAILED, PROGRESS, RESULT, Contender
 
 ROOT = Path(__file__).resolve().parent.parent
 _GRACE_S = 10.0
+_MAIN = "from bench.contenders import main; main()"
 
 Run = dict[str, Any]
 """One run of one contender: `contender`, `round`, `seconds`, and `found` or `failed`."""
@@ -75,7 +76,7 @@ def run_contender(contender: Contender, timeout_s: float, moved: Callable[[int, 
         errors = folder / "stderr"
         with errors.open("wb") as stderr:
             process = subprocess.Popen(
-                [sys.executable, "-m", "bench.contenders", json.dumps(dataclasses.asdict(contender))],
+                [sys.executable, "-c", _MAIN, json.dumps(dataclasses.asdict(contender))],
                 cwd=folder,
                 env=_environment(folder),
                 stdin=subprocess.PIPE,

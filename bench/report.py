@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from rich import box
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
@@ -135,23 +136,24 @@ def judgements(measured: Sequence[tuple[Part, Sequence[Run]]]) -> list[Judgement
 # -- tables -----------------------------------------------------------------------------------------------------------
 
 
-def show(console: Console, measured: Sequence[tuple[Part, Sequence[Run]]]) -> None:
-    """Prints every part and the targets."""
+def show(console: Console, measured: Sequence[tuple[Part, Sequence[Run]]], quick: bool = False) -> None:
+    """Prints every part and the targets; `quick` says that the sizes are not those of the targets."""
     for part, runs in measured:
         console.print(contenders_table(part, runs))
         if part.name == "steady":
             _show_slowest(console, part, runs)
-    console.print(targets_table(judgements(measured)))
+    title = "Targets (of a quick run: its sizes are too small for the ratios to mean anything)" if quick else "Targets"
+    console.print(targets_table(judgements(measured), title))
 
 
 def contenders_table(part: Part, runs: Sequence[Run]) -> Table:
     """The contenders of a part: what each was given, its best round, and all its rounds."""
     memory = part.name == "memory"
-    table = Table(title=part.title, title_justify="left", title_style="bold")
+    table = Table(title=part.title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD)
     table.add_column("contender")
-    for name in ("rows/epoch", "keys", "median epoch", "slowest", "records/s"):
+    for name in ("rows/epoch", "keys", "median ms", "slowest ms", "records/s"):
         table.add_column(name, justify="right", no_wrap=True)
-    table.add_column("private memory" if memory else "rounds", justify="right")
+    table.add_column("private memory" if memory else "rounds, ms", justify="right")
     for contender in part.contenders:
         run = best_run(runs, contender.name)
         given = (contender.label, f"{contender.rows:,}", f"{contender.keys:,}" if contender.keys else "")
@@ -160,8 +162,8 @@ def contenders_table(part: Part, runs: Sequence[Run]) -> Table:
             table.add_row(*given, "", "", "", Text(f"failed: {why}" if why != "not measured" else why, style="red"))
             continue
         rounds = [median_ms(item) for item in runs if item["contender"] == contender.name and epoch_times(item)]
-        last = size_text(private_bytes(run)) if memory else ", ".join(f"{time:,.0f}" for time in rounds) + " ms"
-        times = f"{median_ms(run):,.0f} ms", f"{max(epoch_times(run)):,.0f} ms"
+        last = size_text(private_bytes(run)) if memory else "  ".join(f"{time:,.0f}" for time in rounds)
+        times = f"{median_ms(run):,.0f}", f"{max(epoch_times(run)):,.0f}"
         table.add_row(*given, *times, rate_text(rate(run)), last)
     return table
 
@@ -173,11 +175,19 @@ def _show_slowest(console: Console, part: Part, runs: Sequence[Run]) -> None:
 
 
 def slowest_table(epochs: Sequence[dict[str, Any]], count: int = 8) -> Table:
-    """The slowest epochs and their parts: `plan`, `run` and `commit` are Millstream's, the others are Spark's."""
-    table = Table(title=f"The slowest {min(count, len(epochs))} of {len(epochs)} epochs, ms", title_justify="left")
-    for name in ("epoch", "all", "plan", "run", "commit", "other in addBatch", "walCommit", "commitOffsets", "rest"):
+    """The slowest epochs and their parts.
+
+    `plan`, `run` and `commit` are Millstream's. `around` is what else happened in Spark's `addBatch`: delivery, and
+    Spark's own planning. `compactions` is how many were seen to end during the epoch.
+    """
+    table = Table(
+        title=f"The slowest {min(count, len(epochs))} of {len(epochs)} epochs, ms",
+        title_justify="left",
+        box=box.SIMPLE_HEAD,
+    )
+    for name in ("epoch", "all", "plan", "run", "commit", "around", "walCommit", "commitOffsets", "rest"):
         table.add_column(name, justify="right")
-    table.add_column("compactions seen to end")
+    table.add_column("compactions", justify="right")
     for epoch in sorted(epochs, key=lambda item: -item["ms"])[:count]:
         spark, own = epoch["spark"], epoch.get("millstream", {})
         parts = own.get("parts_ms", {})
@@ -193,9 +203,9 @@ def slowest_table(epochs: Sequence[dict[str, Any]], count: int = 8) -> Table:
 _STYLES = {"aim reached": "bold green", "reached": "green", "missed": "bold red"}
 
 
-def targets_table(judged: Sequence[Judgement]) -> Table:
+def targets_table(judged: Sequence[Judgement], title: str = "Targets") -> Table:
     """Targets, what was found, and the verdict."""
-    table = Table(title="Targets", title_justify="left", title_style="bold")
+    table = Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD)
     table.add_column("ratio")
     for name in ("found", "target", "aim"):
         table.add_column(name, justify="right", no_wrap=True)

@@ -159,7 +159,7 @@ def main(
     earlier: Path | None,
 ) -> None:
     """Measure Millstream beside Spark's own stateful operators."""
-    console = Console()
+    console = Console() if sys.stdout.isatty() else Console(width=120)
     RESULTS.mkdir(parents=True, exist_ok=True)
     interrupted = False
     if earlier is not None:
@@ -169,7 +169,7 @@ def main(
         wanted = _chosen(only, plan.parts(plan.QUICK if quick else plan.FULL, rounds, scale))
         facts, measured = {"quick": quick, "scale": scale, "machine": machine()}, []
         interrupted = _measure(console, wanted, timeout, RESULTS / f"{name}.json", facts, measured)
-    report.show(console, measured)
+    report.show(console, measured, facts["quick"])
     _show_facts(console, facts)
     written = [RESULTS / f"{name}.json" if earlier is None else earlier, *draw(measured, RESULTS, name)]
     if publish is not None:
@@ -223,8 +223,6 @@ def _show_facts(console: Console, facts: dict[str, Any]) -> None:
     )
     if on["load_at_start"] > 0.5:
         console.print("[yellow]The machine was not quiet at the start: ratios may be off.[/yellow]")
-    if facts["quick"]:
-        console.print("[yellow]A quick run: its sizes are too small for the ratios to mean anything.[/yellow]")
 
 
 if __name__ == "__main__":

@@ -13,7 +13,13 @@ from pyspark.sql import SparkSession
 
 import millstream as ms
 
-settings.register_profile("house", deadline=None, print_blob=True, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile(
+    "house",
+    deadline=None,
+    print_blob=True,
+    derandomize="MILLSTREAM_SEED" not in os.environ,  # the same examples every time, unless a seed is asked for
+    suppress_health_check=[HealthCheck.too_slow],
+)
 settings.load_profile("house")
 
 

@@ -8,6 +8,7 @@ MODE says what the computation does, once, at its worst moment:
     executor         the executor kills itself in the middle of an epoch
     mixed            slot 1's executor kills itself after slot 0 has consumed its route output, which is made from a
                      source that differs when it is read again
+    endless          nothing; the query runs until it is stopped
 Prints one JSON line with what happened.
 """
 
@@ -84,6 +85,8 @@ class Trap(ms.Computation):
 
 
 def observe(moment: str, epoch: int) -> None:
+    if MODE == "endless" and moment == "planned":
+        print(f"PLANNED {epoch}", flush=True)
     if (moment, str(epoch)) == KILL_AT:
         os.kill(os.getpid(), signal.SIGKILL)
 
@@ -99,7 +102,8 @@ def main() -> None:
     events = query.source("events", frame)
     events.key_by("key").compute("count", Count).sink("out", ms.Parquet(str(FOLDER / "out")))
     events.key_by("key").compute("trap", Trap(FOLDER, MODE))
-    running = query.start(spark, store=str(FOLDER / "store"), slots=2, trigger={"availableNow": True}, observe=observe)
+    trigger = None if MODE == "endless" else {"availableNow": True}
+    running = query.start(spark, store=str(FOLDER / "store"), slots=2, trigger=trigger, observe=observe)
     running.await_termination()
     result = {
         "epoch": running.epoch,

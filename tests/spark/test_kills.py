@@ -114,3 +114,30 @@ def test_a_route_output_made_twice_is_caught_by_its_receipts(tmp_path: Path, rng
     assert (tmp_path / "mixed-killed").exists()
     check(tmp_path, result, counts)
     assert [reason.split(":")[0] for reason in aborts(tmp_path)] == ["receipts differ"]
+
+
+def test_ctrl_c_stops_between_two_epochs_and_a_restart_goes_on(tmp_path: Path, rng: random.Random) -> None:
+    """SIGINT arrives in the middle of an epoch: that epoch is committed, nothing is aborted, no traceback is shown."""
+    counts = make_input(tmp_path, rng, files=8)
+    command = [sys.executable, str(JOB), str(tmp_path), "local[2]", "endless"]
+    process = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+    )
+    try:
+        assert process.stdout is not None
+        for line in process.stdout:
+            if line.startswith("PLANNED 3"):
+                break
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=120)
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+    assert process.returncode == 0, err
+    assert "Traceback" not in err
+    stopped_at = json.loads(out.splitlines()[-1].removeprefix("RESULT "))["epoch"]
+    assert stopped_at >= 3
+    assert aborts(tmp_path) == []
+    code, result, err = run(tmp_path, "local[2]", "plain")
+    assert code == 0, err
+    check(tmp_path, result, counts)

@@ -18,6 +18,9 @@ from pyspark.sql import DataFrame, SparkSession
 
 import millstream as ms
 from jobs import Total, TotalBatch
+from millstream.spark.session import check_session
+from millstream.store.journal import Journal
+from millstream.store.objects import open_store
 
 pytestmark = pytest.mark.spark
 NOW = {"availableNow": True}
@@ -242,7 +245,7 @@ def test_a_stop_comes_between_epochs_and_past_epochs_are_readable(spark: SparkSe
         feed.add([("anna", epoch), ("bert", 1)])
     query = ms.Query("stops")
     query.source("events", feed.stream(spark)).key_by("user").compute("count", Count)
-    running = query.start(spark, store=str(tmp_path / "store"), tick=False)
+    running = query.start(spark, store=str(tmp_path / "store"))
     running.wait_epoch(2, timeout=120)
     running.stop()
     assert not running.active
@@ -343,3 +346,31 @@ def test_what_cannot_run_is_refused_before_the_first_epoch(spark: SparkSession, 
     with pytest.raises(ms.UserError, match="expected a SparkSession"):
         query().start("local[2]", store=store)  # type: ignore[arg-type]
     assert not (tmp_path / "store" / "journal").exists(), "a refused start writes no journal entry"
+
+
+def test_a_driver_whose_store_is_claimed_by_another_stops_and_says_so(spark: SparkSession, tmp_path: Path) -> None:
+    feed = Feed(tmp_path / "in", EVENTS)
+    feed.add([("anna", 1)])
+
+    def build() -> ms.Query:
+        query = ms.Query("rivals")
+        query.source("events", feed.stream(spark)).key_by("user").compute("count", Count)
+        return query
+
+    running = build().start(spark, store=str(tmp_path / "store"))
+    running.wait_epoch(0, timeout=120)
+    with pytest.raises(ms.UserError, match="already runs in this Spark session"):
+        build().start(spark, store=str(tmp_path / "store"))
+    rival = Journal.open(open_store(str(tmp_path / "store")), retain=8)
+    rival.claim()
+    with pytest.raises(ms.Fenced, match="has been replaced: generation 2"):
+        running.await_termination(timeout=120)
+    again = run_all(build(), spark, tmp_path / "store")
+    assert {r[0]: r[1] for r in again.state("count").collect()} == {"anna": 1}
+
+
+def test_a_connect_session_is_refused() -> None:
+    """Not a real Connect session, which needs packages that this project does not: a stand-in of that module."""
+    stand_in = type("SparkSession", (), {"__module__": "pyspark.sql.connect.session"})()
+    with pytest.raises(ms.UserError, match="Spark Connect session.*Use a classic session"):
+        check_session(stand_in)

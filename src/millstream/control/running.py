@@ -49,7 +49,10 @@ class Status:
 
     @property
     def records_per_second(self) -> float:
-        """Records of the last epoch over its time."""
+        """Records of the last epoch over the time from its plan to its commit, all steps added up.
+
+        Delivery, and Spark's own work between two epochs, are not part of that time.
+        """
         return sum(self.records.values()) / self.epoch_ms * 1000 if self.epoch_ms else 0.0
 
 
@@ -224,7 +227,8 @@ class RunningQuery:
             raise self._error
         problem = None if self._stopping else self._spark_query.exception()
         if isinstance(problem, StreamingQueryException):
-            raise UserError(f"Spark ended the query {self.name!r}: {problem}") from problem
+            lines = [line for line in str(problem).splitlines() if line.strip()]
+            raise UserError(f"Spark ended the query {self.name!r}: " + " ".join(lines[:3])) from problem
 
 
 class StoppedBetweenEpochs(Exception):

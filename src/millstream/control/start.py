@@ -9,6 +9,7 @@ Rules
 
 from __future__ import annotations
 
+import os
 import secrets
 from collections.abc import Mapping
 from pathlib import Path
@@ -58,7 +59,6 @@ class Query(QueryData):
         checkpoint: str | None = None,
         store_options: Mapping[str, str] | None = None,
         retain: int = 8,
-        tick: bool = True,
         compaction_budget: int = 32 << 20,
         observe: Observer | None = None,
     ) -> RunningQuery:
@@ -71,7 +71,6 @@ class Query(QueryData):
           follow each other as long as there is data.
         - `checkpoint`: where Spark keeps its own offsets; beside a local store by default.
         - `retain`: how many past epochs of state stay readable.
-        - `tick`: run an epoch a second on an idle stream.
         - `observe`: called with a moment (`planned`, `executed`, `committed`, `delivering`, `delivered`) and the epoch.
         """
         options = _options(slots, bins, retain, compaction_budget)
@@ -101,7 +100,7 @@ class Query(QueryData):
         driver.check_graph()
         check_start(driver.journal.history, query_id(spark, place), last_finished(spark, place))
         _check_workers(spark, opened, packed)
-        frame = unite(spark, list(frames.values()), tick and "availableNow" not in chosen, named)
+        frame = unite(spark, list(frames.values()), named)
         return RunningQuery(spark, driver, frame, place, chosen, packed)
 
 
@@ -179,7 +178,8 @@ def _check_workers(spark: SparkSession, store: ObjectStore, packed: bytes) -> No
             "Spark's Python workers do not run Millstream: "
             + (lines[-1] if lines else type(error).__name__)
             + ". They "
-            "need the packages of the driver: set PYSPARK_PYTHON to an interpreter that has them, on every machine"
+            "need the packages of the driver: set PYSPARK_PYTHON to an interpreter that has them, on every machine "
+            f"(it is {os.environ.get('PYSPARK_PYTHON', 'not set')!r} now)"
         ) from error
     finally:
         store.delete([name])

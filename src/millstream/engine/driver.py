@@ -199,7 +199,6 @@ class Driver:
             return verdict.reason
         self.journal.commit(Commit(epoch, plan.attempt, verdict.added, verdict.outputs, verdict.records))
         self.upkeep.applied(edits)
-        self._observe("committed", epoch)
         ended = time.perf_counter()
         parts = {
             "plan": (planned - started) * 1000,
@@ -207,6 +206,7 @@ class Driver:
             "commit": (ended - executed) * 1000,
         }
         self.last = EpochFacts(epoch, verdict.records, (ended - started) * 1000, parts, tries + 1)
+        self._observe("committed", epoch)
         return None
 
     def _execute(self, plan: Plan, tables: Mapping[str, RoutingTable]) -> Callable[[Any], tuple[list[Report], int]]:

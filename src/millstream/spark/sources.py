@@ -7,7 +7,8 @@ Rules
 - An epoch's input is bounded: a source that would read its whole backlog at once is refused unless the user insists.
   A source made from a reader gets default limits, which the user's own options override.
 - Structured Streaming runs no epoch without data, so a ticker makes one a second: commands, and later timers, make
-  progress on an idle stream. It carries no records.
+  progress on an idle stream. It carries no records. It is always there, whatever the trigger: Spark refuses a
+  checkpoint whose number of sources has changed.
 """
 
 from __future__ import annotations
@@ -24,9 +25,6 @@ from pyspark.sql.types import ArrayType, DataType, MapType, StructField, StructT
 from millstream.errors import UserError
 from millstream.model.query import SourceNode
 from millstream.model.types import format_type
-
-TICKER = -1
-"""The tag of the ticker's rows."""
 
 DEFAULT_LIMITS = {"maxOffsetsPerTrigger": "1000000", "maxFilesPerTrigger": "1000"}
 
@@ -83,28 +81,25 @@ def arrow_schema(name: str, schema: StructType) -> pa.Schema:
     return pa.schema(fields)
 
 
-def unite(spark: SparkSession, frames: list[DataFrame], tick: bool, named: bool) -> DataFrame:
-    """One frame for all sources, with a ticker if wanted."""
-    parts = [_tagged(frames, index) for index in range(len(frames))]
-    if tick:
-        reader = spark.readStream.format("rate").option("rowsPerSecond", 1).option("numPartitions", 1)
-        ticks = (reader.name("millstream_ticker") if named else reader).load()
-        empty = [sql.lit(None).cast(_struct_of(frame)).alias(f"s{i}") for i, frame in enumerate(frames)]
-        parts.append(ticks.select(sql.lit(TICKER).cast("int").alias("source"), *empty))
-    united = parts[0]
-    for part in parts[1:]:
-        united = united.union(part)
-    return united
+def unite(spark: SparkSession, frames: list[DataFrame], named: bool) -> DataFrame:
+    """One frame for all sources and the ticker."""
+    united = _tagged(frames, 0, frames[0])
+    for index, frame in enumerate(frames[1:], start=1):
+        united = united.union(_tagged(frames, index, frame))
+    reader = spark.readStream.format("rate").option("rowsPerSecond", 1).option("numPartitions", 1)
+    ticks = (reader.name("millstream_ticker") if named else reader).load()
+    return united.union(_tagged(frames, None, ticks.where(sql.lit(False))))
 
 
-def _tagged(frames: list[DataFrame], index: int) -> DataFrame:
+def _tagged(frames: list[DataFrame], index: int | None, frame: DataFrame) -> DataFrame:
+    """A frame in the common shape: the tag, and one struct column per source, null but for its own."""
     columns = []
-    for i, frame in enumerate(frames):
+    for i, other in enumerate(frames):
         if i == index:
             columns.append(sql.struct(*[_column(name) for name in frame.columns]).alias(f"s{i}"))
         else:
-            columns.append(sql.lit(None).cast(_struct_of(frame)).alias(f"s{i}"))
-    return frames[index].select(sql.lit(index).cast("int").alias("source"), *columns)
+            columns.append(sql.lit(None).cast(_struct_of(other)).alias(f"s{i}"))
+    return frame.select(sql.lit(index).cast("int").alias("source"), *columns)
 
 
 def _column(name: str) -> Column:
