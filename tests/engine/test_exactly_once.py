@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+import subprocess
+from pathlib import Path
 
 import pytest
 
@@ -179,7 +181,7 @@ def test_past_epochs_stay_readable_while_they_are_retained(rng: random.Random) -
 
 
 @pytest.mark.parametrize("damage", ["flip", "truncate", "remove"])
-def test_a_damaged_segment_is_named_and_never_used(damage: str, rng: random.Random, tmp_path: object) -> None:
+def test_a_damaged_segment_is_named_and_never_used(damage: str, rng: random.Random, tmp_path: Path) -> None:
     store = open_store(str(tmp_path))
     sim = Simulated(two_steps(), EVENTS, store)
     history = [some_events(rng) for _ in range(3)]
@@ -210,7 +212,7 @@ def test_a_damaged_segment_is_named_and_never_used(damage: str, rng: random.Rand
 @pytest.mark.parametrize("kind", ["journal/", "snapshots/"])
 @pytest.mark.parametrize("damage", ["flip", "truncate", "remove"])
 def test_a_damaged_journal_entry_or_snapshot_is_named_and_never_used(
-    kind: str, damage: str, rng: random.Random, tmp_path: object
+    kind: str, damage: str, rng: random.Random, tmp_path: Path
 ) -> None:
     store = open_store(str(tmp_path))
     sim = Simulated(two_steps(), EVENTS, store)
@@ -310,3 +312,33 @@ def test_a_changed_graph_is_refused_with_what_changed(rng: random.Random) -> Non
     assert "steps.batches" in text
     assert "now missing" in text
     assert "steps.extra: is new" in text
+
+
+def test_a_disk_that_fills_up_stops_the_query_and_more_space_lets_it_go_on(rng: random.Random, tmp_path: Path) -> None:
+    """A real file system, small, and then larger."""
+    small = tmp_path / "small"
+    small.mkdir()
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=400k", "tmpfs", str(small)], capture_output=True).returncode:
+        pytest.skip("may not mount a small file system here")
+    try:
+        oracle, fed = Oracle(), 0
+        history = [some_events(rng, 200, users=150) for _ in range(60)]
+        sim = Simulated(two_steps(), EVENTS, open_store(str(small)))
+        delivered = sim.delivered
+        with pytest.raises(UserError, match=r"No space left"):
+            for events in history:
+                sim.feed(events=events)
+                fed += 1
+        assert 0 < fed < 60
+        subprocess.run(["mount", "-o", "remount,size=64m", str(small)], check=True)
+        sim = Simulated(two_steps(), EVENTS, open_store(str(small)))
+        assert fed - 1 <= sim.epoch <= fed
+        sim.delivered = delivered
+        for number in range(fed, len(history)):
+            sim.feed(epoch=number, events=history[number])
+        for events in history:
+            oracle.feed(events)
+        oracle.check(sim)
+    finally:
+        CACHE._open.clear()
+        subprocess.run(["umount", "-l", str(small)], check=True)
