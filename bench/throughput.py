@@ -193,7 +193,8 @@ def _measure(
     console: Console, parts: list[Part], timeout: float, path: Path, facts: dict[str, Any], measured: Measured
 ) -> bool:
     """Runs all parts into `measured`; whether it was interrupted."""
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.default_int_handler)
     with _Display(console, parts) as display:
         for part in parts:
             runs: list[Run] = []

@@ -6,7 +6,8 @@ import io
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+import tempfile
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,14 @@ from rich.console import Console
 from bench import plan, report
 
 TINY = Contender("batch", "Millstream on_batch", "millstream-batch", rows=100, keys=50, warmup=0, epochs=1)
+
+
+@pytest.fixture
+def temporary(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """Where contenders' folders go. Not `tmp_path`, which is too long for the sockets of Spark's Python workers."""
+    with tempfile.TemporaryDirectory(prefix="bench-") as folder:
+        monkeypatch.setattr("tempfile.tempdir", folder)
+        yield Path(folder)
 
 
 def a_run(contender: str, *times: float, rows: int = 1000, round_: int = 0, **facts: Any) -> Run:
@@ -185,20 +194,18 @@ def test_full_sizes_are_those_of_the_targets() -> None:
 
 
 def test_an_unknown_contender_is_reported_as_failed_and_leaves_nothing_behind(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    temporary: Path,
 ) -> None:
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     kept: list[Run] = []
     unknown = replace(TINY, kind="nobody")
     race(Part("throughput", "Throughput", (unknown,), 1), 60, Watcher(), kept.append)
     assert kept[0]["failed"] == "KeyError: 'nobody'"
-    assert list(tmp_path.iterdir()) == []
+    assert list(temporary.iterdir()) == []
 
 
-def test_a_contender_that_takes_too_long_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+def test_a_contender_that_takes_too_long_is_ended(temporary: Path) -> None:
     assert run_contender(TINY, 0.0, lambda done, of: None) == {"failed": "no result within 0 s"}
-    assert list(tmp_path.iterdir()) == []
+    assert list(temporary.iterdir()) == []
 
 
 FAKE_DAEMON = "import os, sys; os.fork(); print(os.getpid(), flush=True); sys.stdin.read()"
@@ -218,9 +225,8 @@ def test_only_the_children_of_a_daemon_below_the_given_process_are_measured() ->
 @pytest.mark.spark
 @pytest.mark.slow
 def test_the_smallest_on_batch_contender_gives_epochs_and_leaves_nothing_behind(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    temporary: Path,
 ) -> None:
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     seen: list[tuple[int, int]] = []
     run = run_contender(TINY, 300, lambda done, of: seen.append((done, of)))
     assert "found" in run, run
@@ -229,4 +235,4 @@ def test_the_smallest_on_batch_contender_gives_epochs_and_leaves_nothing_behind(
     assert epoch["ms"] == epoch["spark"]["triggerExecution"]
     assert epoch["millstream"]["records"] == {"count": 100}
     assert seen
-    assert list(tmp_path.iterdir()) == []
+    assert list(temporary.iterdir()) == []

@@ -11,9 +11,12 @@ Rules
 
 from __future__ import annotations
 
+import gc
 from collections import namedtuple
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from itertools import repeat
+from operator import itemgetter
 from typing import Any, ClassVar
 
 import pyarrow as pa
@@ -178,6 +181,8 @@ def _apply_records(computation: Computation, batch: Batch, cells: list[RecordVal
     produced: list[Any] = []
     extend = produced.extend
     index = position = 0
+    collecting = gc.isenabled()
+    gc.disable()  # many small tuples and no cycles: the collector would walk all of them again and again
     try:
         for index, key in enumerate(keys):
             at.key = key
@@ -189,6 +194,9 @@ def _apply_records(computation: Computation, batch: Batch, cells: list[RecordVal
                     extend(yielded)
     except Exception as error:
         raise RecordFailure(repr(keys[index]), repr(records[position]), error) from error
+    finally:
+        if collecting:
+            gc.enable()
     return produced
 
 
@@ -200,7 +208,8 @@ def _keys(batch: Batch) -> list[Any]:
 def _rows_as_tuples(rows: pa.RecordBatch) -> list[Any]:
     """Named tuples of the input's columns; names that Python does not allow become `_0`, `_1`..."""
     row_type = namedtuple("Row", rows.schema.names, rename=True)  # type: ignore[misc]
-    return list(map(row_type._make, zip(*(python_values(column) for column in rows.columns), strict=True)))
+    columns = zip(*(python_values(column) for column in rows.columns), strict=True)
+    return list(map(tuple.__new__, repeat(row_type), columns))  # as _make does, without a Python call per record
 
 
 def _collect_batches(yielded: Any, schema: pa.Schema | None) -> pa.RecordBatch | None:
@@ -233,9 +242,9 @@ def _from_rows(produced: list[Any], schema: pa.Schema | None) -> pa.RecordBatch 
             f"on_record yielded {odd!r}: {len(odd)} values found, {len(schema)} expected ({format_schema(schema)})"
         )
     arrays = []
-    for field, column in zip(schema, zip(*produced, strict=True), strict=True):
+    for index, field in enumerate(schema):
         try:
-            arrays.append(array_from(column, field.type))
+            arrays.append(array_from(list(map(itemgetter(index), produced)), field.type))
         except UserError as error:
             raise UserError(f"output column {field.name!r}: {error}") from error
     return pa.RecordBatch.from_arrays(arrays, schema=schema)
