@@ -7,7 +7,8 @@ Rules
 - A job reads at most `budget` bytes. Where a merge would read more, its range is cut down until it fits, and the
   rest of the range follows in later jobs: compaction is incremental, however large the state.
 - Pieces of similar size are merged (size tiers): a byte is rewritten about once per tier, and a family holds about
-  `fan_in` pieces per tier.
+  `fan_in` pieces per tier. Large runs wait until they have twice as many: they cost most to merge, and lookups find
+  most keys in the newer ones of them.
 """
 
 from __future__ import annotations
@@ -52,13 +53,15 @@ def choose(
     pieces = manifest.pieces(family, owned)
     best: Job | None = None
     for span in owned:
-        for stretch, run, bottom in _stretches(pieces, span, fan_in):
+        for stretch, run, bottom in _stretches(pieces, span, fan_in, budget // 8):
             if best is None or len(run) > len(best.pieces):
                 best = Job(family, stretch, run, bottom)
     return best if best is None else _fit(best, budget)
 
 
-def _stretches(pieces: Sequence[Piece], span: Range, fan_in: int) -> Iterator[tuple[Range, tuple[Piece, ...], bool]]:
+def _stretches(
+    pieces: Sequence[Piece], span: Range, fan_in: int, small: int
+) -> Iterator[tuple[Range, tuple[Piece, ...], bool]]:
     """The widest parts of a range in which the same run of pieces should be merged, and whether it is the oldest."""
     cuts = {span.first, span.last + 1}
     for piece in pieces:
@@ -68,7 +71,7 @@ def _stretches(pieces: Sequence[Piece], span: Range, fan_in: int) -> Iterator[tu
     pending: tuple[Range, tuple[Piece, ...], bool] | None = None
     for first, end in pairwise(edges):
         stack = [piece for piece in pieces if any(first in part for part in piece.ranges)]
-        run = _run_of_similar(stack, fan_in)
+        run = _run_of_similar(stack, fan_in, small / (end - first))
         if run is None:
             if pending:
                 yield pending
@@ -85,17 +88,24 @@ def _stretches(pieces: Sequence[Piece], span: Range, fan_in: int) -> Iterator[tu
         yield pending
 
 
-def _run_of_similar(stack: Sequence[Piece], fan_in: int) -> slice | None:
-    """The newest run of at least `fan_in` pieces none of which outweighs all newer ones of the run by far."""
+def _run_of_similar(stack: Sequence[Piece], fan_in: int, small: float) -> slice | None:
+    """The newest run of enough pieces none of which outweighs all newer ones of the run by far.
+
+    Enough is `fan_in`, and twice that where the run weighs more than `small` (bytes per point, as the weights).
+    """
+
+    def enough(count: int) -> bool:
+        return count >= (fan_in if weight <= small else 2 * fan_in)
+
     start, weight = 0, 0.0
     for index, piece in enumerate(stack):
         density = piece.segment.bytes / width(piece.segment.covers)
         if index > start and density > _RATIO * weight:
-            if index - start >= fan_in:
+            if enough(index - start):
                 return slice(start, index)
             start, weight = index, 0.0  # too few small ones: they wait, but do not hide what lies below
         weight += density
-    return slice(start, len(stack)) if len(stack) - start >= fan_in else None
+    return slice(start, len(stack)) if enough(len(stack) - start) else None
 
 
 def _fit(job: Job, budget: int) -> Job:

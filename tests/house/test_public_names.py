@@ -1,0 +1,42 @@
+"""The public names are a contract: adding or removing one is a decision, so it changes this list too."""
+
+from __future__ import annotations
+
+import pytest
+
+import millstream
+
+PUBLIC = [
+    "At",
+    "Batch",
+    "Computation",
+    "ConflictError",
+    "DamagedObject",
+    "Fenced",
+    "ForeachBatch",
+    "InvariantViolation",
+    "KeyedStream",
+    "Memory",
+    "MillstreamError",
+    "Parquet",
+    "Query",
+    "RunningQuery",
+    "Status",
+    "StepError",
+    "StoreUnavailable",
+    "Stream",
+    "UserError",
+    "Value",
+    "session",
+]
+
+
+def test_the_public_names_are_these_and_no_others() -> None:
+    assert millstream.__all__ == PUBLIC
+
+
+@pytest.mark.parametrize("name", PUBLIC)
+def test_every_public_name_says_what_it_is(name: str) -> None:
+    thing = getattr(millstream, name)
+    assert thing.__doc__, f"{name} has no docstring"
+    assert not thing.__doc__.startswith(f"{name}("), f"{name} has only the docstring that dataclasses make"
