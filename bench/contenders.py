@@ -354,7 +354,7 @@ def main() -> None:
         found = KINDS[asked.kind](asked, Path.cwd())
     except BaseException as error:
         traceback.print_exc()
-        _say(FAILED, {"reason": f"{type(error).__name__}: {error}"[:1500]})
+        _say(FAILED, {"reason": f"{type(error).__name__}: {error}"[:6000]})
         os._exit(1)
     _say(RESULT, found)
     os._exit(0)  # nothing to wait for: the JVM ends with our end of its pipe

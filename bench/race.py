@@ -221,6 +221,6 @@ def rate(run: Run) -> float:
 
 
 def failure(runs: Sequence[Run], contender: str) -> str:
-    """Why a contender has no result."""
+    """Why a contender has no result, in one line."""
     reasons = [run["failed"] for run in runs if run["contender"] == contender and "failed" in run]
-    return reasons[-1] if reasons else "not measured"
+    return " ".join(str(reasons[-1]).split()) if reasons else "not measured"

@@ -158,7 +158,7 @@ def contenders_table(part: Part, runs: Sequence[Run]) -> Table:
         run = best_run(runs, contender.name)
         given = (contender.label, f"{contender.rows:,}", f"{contender.keys:,}" if contender.keys else "")
         if run is None:
-            why = failure(runs, contender.name).splitlines()[0][:300]
+            why = failure(runs, contender.name)[:300]
             table.add_row(*given, "", "", "", Text(f"failed: {why}" if why != "not measured" else why, style="red"))
             continue
         rounds = [median_ms(item) for item in runs if item["contender"] == contender.name and epoch_times(item)]
@@ -213,7 +213,7 @@ def targets_table(judged: Sequence[Judgement], title: str = "Targets") -> Table:
     for item in judged:
         sign = "≥" if item.target.at_least else "≤"
         found = "" if item.found is None else ratio_text(item.found)
-        verdict = Text(item.verdict.splitlines()[0][:200], style=_STYLES.get(item.verdict, "red"))
+        verdict = Text(item.verdict[:200], style=_STYLES.get(item.verdict, "red"))
         limit, aim = f"{sign} {item.target.limit:g}x", f"{sign} {item.target.aim:g}x"
         table.add_row(item.target.text, found, limit, aim, verdict)
     return table

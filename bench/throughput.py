@@ -1,6 +1,6 @@
 """The benchmark: Millstream beside Spark's own operators, on the same input, in one run.
 
-    python -m bench.throughput                          everything, about half an hour on two quiet cores
+    python -m bench.throughput                          everything
     python -m bench.throughput --only throughput,state  some parts
     python -m bench.throughput --quick                  a smoke run: sizes too small to say anything
     python -m bench.throughput --from FILE              tables and pictures of an earlier run
@@ -28,6 +28,7 @@ from typing import Any
 
 import click
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from bench import plan, report
@@ -70,7 +71,7 @@ class _Display(Watcher):
         if epoch_times(run):
             told = f"{median_ms(run):,.0f} ms, {report.rate_text(rate(run))} records/s"
         else:
-            told = f"[red]failed: {str(run.get('failed', 'no epochs')).splitlines()[0][:200]}[/red]"
+            told = f"[red]failed: {escape(' '.join(str(run.get('failed', 'no epochs')).split())[:300])}[/red]"
         self._console.print(f"{self._where}: {told} [dim]({run['seconds']:.0f} s)[/dim]", highlight=False)
         self._progress.advance(self._all)
 
@@ -104,9 +105,10 @@ def _processor() -> str:
 
 def _said(command: list[str]) -> str:
     try:
-        return subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True).stdout
+        done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     except OSError:
         return ""
+    return done.stdout if done.returncode == 0 else ""
 
 
 def save(path: Path, facts: dict[str, Any], measured: Measured) -> None:

@@ -44,6 +44,20 @@ class StepError(UserError):
         return StepError, (self.step, self.epoch, self.key, self.record, self.cause, self.trace)
 
 
+class SinkError(UserError):
+    """The function of a sink raised. The epoch is committed; it is delivered again when the query is started again."""
+
+    def __init__(self, sink: str, epoch: int, cause: str) -> None:
+        self.sink, self.epoch, self.cause = sink, epoch, cause
+        super().__init__(
+            f"sink {sink!r} failed in epoch {epoch}: {cause}. The epoch is committed and its productions are stored: "
+            "mend the sink and start the query again, and they are delivered again."
+        )
+
+    def __reduce__(self) -> tuple[type[SinkError], tuple[str, int, str]]:
+        return SinkError, (self.sink, self.epoch, self.cause)
+
+
 class DamagedObject(UserError):
     """A stored object is missing, truncated or altered. It is named and never used."""
 

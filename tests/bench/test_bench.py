@@ -13,13 +13,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
+
+from bench import plan, report
 from bench.contenders import Contender, worker_memory
 from bench.pictures import draw
 from bench.race import Part, Run, Watcher, best_run, failure, median_ms, race, rate, run_contender
 from bench.throughput import load, save
-from rich.console import Console
-
-from bench import plan, report
 
 TINY = Contender("batch", "Millstream on_batch", "millstream-batch", rows=100, keys=50, warmup=0, epochs=1)
 
@@ -143,7 +143,7 @@ def test_warming_up_counts_for_one_ratio_of_a_steady_run_and_not_for_the_other()
 
 
 def test_a_failed_contender_is_named_with_its_reason_in_both_tables() -> None:
-    runs = [a_run("batch", 100), a_failure("rocksdb", "no space left\nmore"), a_run("map", 50)]
+    runs = [a_run("batch", 100), a_failure("rocksdb", "no space\n  left"), a_run("map", 50)]
     shown = text_of(lambda console: report.show(console, [(part_of("throughput"), runs)]))
     assert "failed: no space left" in shown
     assert "no result: rocksdb: no space left" in shown

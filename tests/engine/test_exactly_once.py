@@ -10,7 +10,7 @@ import pytest
 
 from jobs import EVENTS, Event, Oracle, two_steps
 from millstream.errors import DamagedObject, Fenced, MillstreamError, StepError, StoreUnavailable, UserError
-from millstream.store import names
+from millstream.store import garbage, names
 from millstream.store.objects import open_store
 from millstream.store.segments import CACHE
 from millstream.testing import Crash, FaultyStore, Simulated
@@ -342,3 +342,55 @@ def test_a_disk_that_fills_up_stops_the_query_and_more_space_lets_it_go_on(rng: 
     finally:
         CACHE._open.clear()
         subprocess.run(["umount", "-l", str(small)], check=True)
+
+
+def test_raising_retain_on_a_restart_offers_no_epoch_whose_objects_are_gone(rng: random.Random) -> None:
+    store = open_store("memory://")
+    sim = Simulated(two_steps(), EVENTS, store, retain=1)
+    for _ in range(50):
+        sim.feed(events=some_events(rng))
+    sim.driver.upkeep.collect(sim.driver.journal, sim.driver.journal.history)
+    again = Simulated(two_steps(), EVENTS, store, retain=40)
+    assert again.driver.journal.history.oldest == 48
+    states = {49: sorted(again.state("records", "total"), key=str)}
+    for _ in range(6):
+        again.feed(events=some_events(rng))
+        states[again.epoch] = sorted(again.state("records", "total"), key=str)
+        again.driver.upkeep.collect(again.driver.journal, again.driver.journal.history)
+    assert again.driver.journal.history.oldest == 48
+    for epoch, expected in states.items():
+        assert sorted(again.state("records", "total", epoch=epoch), key=str) == expected
+
+
+def test_an_upkeep_that_fails_is_shown_and_tried_again(rng: random.Random) -> None:
+    sim, oracle = Simulated(two_steps(), EVENTS), Oracle()
+    healthy = sim.driver.executor.compact
+
+    def broken(jobs: object) -> object:
+        raise OSError("the disk is busy")
+
+    sim.driver.executor.compact = broken  # type: ignore[method-assign, assignment]
+    for number in range(24):
+        if number == 12:
+            assert sim.driver.upkeep.trouble == "OSError: the disk is busy"
+            assert sim.driver.upkeep.compactions == 0
+            sim.driver.executor.compact = healthy  # type: ignore[method-assign]
+        events = some_events(rng)
+        sim.feed(events=events)
+        oracle.feed(events)
+    assert sim.driver.upkeep.trouble is None
+    assert sim.driver.upkeep.compactions > 0
+    oracle.check(sim)
+
+
+def test_what_a_process_left_half_written_is_collected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = open_store(str(tmp_path))
+    sim = Simulated(two_steps(), EVENTS, store)
+    sim.feed(events=[("anna", 1)])
+    (tmp_path / "_staging").mkdir(exist_ok=True)
+    (tmp_path / "_staging" / "left").write_bytes(b"half")
+    sim.driver.upkeep.collect(sim.driver.journal, sim.driver.journal.history)
+    assert (tmp_path / "_staging" / "left").exists(), "it may still be being written"
+    monkeypatch.setattr(garbage, "ABANDONED_S", -1.0)
+    sim.driver.upkeep.collect(sim.driver.journal, sim.driver.journal.history)
+    assert not (tmp_path / "_staging" / "left").exists()

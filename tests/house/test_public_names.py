@@ -21,6 +21,7 @@ PUBLIC = [
     "Parquet",
     "Query",
     "RunningQuery",
+    "SinkError",
     "Status",
     "StepError",
     "StoreUnavailable",

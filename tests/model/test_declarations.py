@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterable
 from typing import Any
 
@@ -344,3 +345,78 @@ def test_wrong_use_of_a_batch_names_the_step(use: Any, match: str) -> None:
 
     with pytest.raises(ms.StepError, match=rf"(?s)step 'step' failed.*{match}"):
         run(Wrong(), [("a", 1)])
+
+
+def test_mutating_what_was_read_or_written_changes_nothing_wherever_epochs_end() -> None:
+    class Gather(ms.Computation):
+        items = ms.Value("array<long>", default=[])
+        things = ms.Value(object, default=deque())
+
+        def on_record(self, row: Any, at: ms.At) -> None:
+            kept = [*self.items.get(), row.amount]
+            self.items.set(kept)
+            kept.append(99)  # after set: not stored
+            self.items.get().append(98)  # what get() returned: not stored
+            things = self.things.get()
+            things.append(row.amount)
+            self.things.set(things)
+            things.append(97)
+            self.things.get().clear()
+
+    events = [("a", 1), ("b", 5), ("a", 2), ("a", 3)]
+    one = run(Gather, events, slots=1)
+    many = run(Gather, events[:1], slots=1)
+    for event in events[1:]:
+        many.feed(events=[event])
+    for sim in (one, many):
+        assert dict(sim.state("step", "items")) == {"a": [1, 2, 3], "b": [5]}
+        assert dict(sim.state("step", "things")) == {"a": deque([1, 2, 3]), "b": deque([5])}
+
+
+def test_a_null_in_a_column_that_is_not_null_is_refused_before_the_commit() -> None:
+    class Wrong(ms.Computation):
+        output = "user string NOT NULL, n long"
+
+        def on_record(self, row: Any, at: ms.At) -> Iterable[Any]:
+            yield at.key, 1
+
+    with pytest.raises(ms.StepError, match="output column 'user' is NOT NULL, but 1 of its values are null"):
+        run(Wrong, [(None, 1)])
+
+
+def test_a_raise_in_setup_or_close_is_a_failure_of_the_step() -> None:
+    class BadClose(Base):
+        def close(self) -> None:
+            raise OSError("cannot close")
+
+    class BadSetup(Base):
+        def setup(self) -> None:
+            raise OSError("cannot open")
+
+    with pytest.raises(ms.StepError, match="step 'step' failed in epoch 0: OSError: cannot close"):
+        run(BadClose, [("a", 1)])
+    with pytest.raises(ms.StepError, match="step 'step' failed in epoch 0: OSError: cannot open"):
+        run(BadSetup, [("a", 1)])
+
+
+def test_a_restart_may_change_a_default_but_not_add_one_or_swap_sources() -> None:
+    def build(default: int | None, swapped: bool = False) -> Query:
+        class Sum(ms.Computation):
+            total = ms.Value("long", default=default)
+
+            def on_record(self, row: Any, at: ms.At) -> None:
+                self.total.set((self.total.get() or 0) + 1)
+
+        query = Query("q")
+        for name in ("b", "a") if swapped else ("a", "b"):
+            query.source(name, None).key_by("user").compute(f"sum_{name}", Sum)
+        return query
+
+    schemas = {"a": SCHEMA["events"], "b": SCHEMA["events"]}
+    sim = Simulated(build(0), schemas)
+    sim.feed(a=[("x", 1)], b=[])
+    Simulated(build(5), schemas, sim.store)
+    with pytest.raises(ms.UserError, match=r"state.total: was 'BIGINT NOT NULL', now 'BIGINT'"):
+        Simulated(build(None), schemas, sim.store)
+    with pytest.raises(ms.UserError, match=r"sources.a.place: was 0, now 1"):
+        Simulated(build(0, swapped=True), schemas, sim.store)

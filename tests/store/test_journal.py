@@ -21,9 +21,9 @@ def plan(epoch: int, attempt: int = 0) -> Plan:
     return Plan(Epoch(epoch), Attempt(attempt), "spark", f"offsets-{epoch}", 0, {}, {"query": "q"}, tables)
 
 
-def commit(epoch: int, attempt: int = 0) -> Commit:
+def commit(epoch: int, attempt: int = 0, retain: int = 4) -> Commit:
     ref = SegmentRef(f"segments/count/total/{epoch}", Family("count", "total"), epoch, 1, 1, "d", (WHOLE,))
-    return Commit(Epoch(epoch), Attempt(attempt), (ref,), (), {"count": 1})
+    return Commit(Epoch(epoch), Attempt(attempt), (ref,), (), {"count": 1}, Epoch(max(0, epoch - retain)))
 
 
 def run(journal: Journal, first: int, last: int) -> None:
@@ -34,32 +34,32 @@ def run(journal: Journal, first: int, last: int) -> None:
 
 def test_a_journal_read_again_is_the_same_history() -> None:
     store = open_store("memory://")
-    written = Journal.open(store, retain=4)
+    written = Journal.open(store)
     written.claim()
     run(written, 0, 99)
-    read = Journal.open(store, retain=4)
+    read = Journal.open(store)
     assert read.history == written.history
     assert read.next_number == written.next_number
-    assert history_at(store, Epoch(97), 4).epoch == 97
-    assert len(list(history_at(store, Epoch(97), 4).manifest.segments())) == 98
+    assert history_at(store, Epoch(97)).epoch == 97
+    assert len(list(history_at(store, Epoch(97)).manifest.segments())) == 98
 
 
 def test_a_newer_claim_fences_the_older_driver_at_its_next_entry() -> None:
     store = open_store("memory://")
-    old = Journal.open(store, retain=4)
+    old = Journal.open(store)
     old.claim()
     run(old, 0, 1)
     old.append(plan(2))
-    new = Journal.open(store, retain=4)
+    new = Journal.open(store)
     new.claim()
     with pytest.raises(Fenced, match="generation 1.*replaced.*generation 2"):
         old.commit(commit(2))
-    assert Journal.open(store, retain=4).history.epoch == 1
+    assert Journal.open(store).history.epoch == 1
 
 
 def test_two_drivers_that_claim_at_once_get_two_generations() -> None:
     store = open_store("memory://")
-    first, second = Journal.open(store, retain=4), Journal.open(store, retain=4)
+    first, second = Journal.open(store), Journal.open(store)
     first.claim()
     second.claim()
     assert (first.history.generation, second.history.generation) == (1, 2)
@@ -70,7 +70,7 @@ def test_two_drivers_that_claim_at_once_get_two_generations() -> None:
 @pytest.mark.parametrize("mode", ["lose", "refuse"])
 def test_a_create_whose_reply_is_lost_is_resolved_by_reading_back(mode: str) -> None:
     store = open_store("memory://")
-    journal = Journal.open(store, retain=4)
+    journal = Journal.open(store)
     journal.claim()
     journal.append(plan(0))
     journal.store = FaultyStore(store, fail_at=1, mode=mode)
@@ -80,15 +80,15 @@ def test_a_create_whose_reply_is_lost_is_resolved_by_reading_back(mode: str) -> 
     else:
         with pytest.raises(journal_module.StoreUnavailable):
             journal.commit(commit(0))
-        assert Journal.open(store, retain=4).history.epoch == -1
+        assert Journal.open(store).history.epoch == -1
 
 
 def test_a_driver_that_slept_while_its_number_was_deleted_is_still_fenced(monkeypatch: pytest.MonkeyPatch) -> None:
     store = open_store("memory://")
-    old = Journal.open(store, retain=1)
+    old = Journal.open(store)
     old.claim()
     run(old, 0, 0)
-    new = Journal.open(store, retain=1)
+    new = Journal.open(store)
     new.claim()
     run(new, 1, 80)
     monkeypatch.setattr(journal_module, "KEEP_S", -1.0)
@@ -98,24 +98,24 @@ def test_a_driver_that_slept_while_its_number_was_deleted_is_still_fenced(monkey
     monkeypatch.setattr(journal_module, "LOOK_AGAIN_S", -1.0)  # it slept longer than this
     with pytest.raises(Fenced):
         old.append(plan(1))
-    assert Journal.open(store, retain=1).history == new.history
+    assert Journal.open(store).history == new.history
 
 
 def test_deleting_what_is_obsolete_leaves_every_retained_epoch_readable(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(journal_module, "KEEP_S", -1.0)
     store = open_store("memory://")
-    journal = Journal.open(store, retain=5)
+    journal = Journal.open(store)
     journal.claim()
     run(journal, 0, 130)
     store.delete(journal.obsolete())
     assert sum(1 for _ in store.list(names.JOURNAL)) < 100
-    assert Journal.open(store, retain=5).history == journal.history
-    for epoch in range(125, 131):
-        assert history_at(store, Epoch(epoch), 5).epoch == epoch
+    assert Journal.open(store).history == journal.history
+    for epoch in range(126, 131):
+        assert history_at(store, Epoch(epoch)).epoch == epoch
 
 
 def test_nothing_young_is_obsolete() -> None:
-    journal = Journal.open(open_store("memory://"), retain=1)
+    journal = Journal.open(open_store("memory://"))
     journal.claim()
     run(journal, 0, 80)
     assert journal.obsolete() == []
@@ -123,7 +123,7 @@ def test_nothing_young_is_obsolete() -> None:
 
 def test_an_entry_with_any_bit_flipped_is_refused() -> None:
     store = open_store("memory://")
-    journal = Journal.open(store, retain=4)
+    journal = Journal.open(store)
     journal.claim()
     data = bytes(store.get(names.journal_entry(0)) or b"")
     envelope, digest = decode_entry("e", data)
@@ -140,7 +140,7 @@ def test_an_entry_that_was_replaced_by_a_well_formed_one_breaks_the_chain() -> N
     stores: list[ObjectStore] = []
     for _ in range(2):
         store = open_store("memory://")
-        journal = Journal.open(store, retain=4)
+        journal = Journal.open(store)
         journal.claim()
         run(journal, 0, 2)
         stores.append(store)
@@ -148,11 +148,11 @@ def test_an_entry_that_was_replaced_by_a_well_formed_one_breaks_the_chain() -> N
     stores[0].delete([name])
     stores[0].create(name, bytes(stores[1].get(name) or b""))
     with pytest.raises(DamagedObject, match="successor"):
-        Journal.open(stores[0], retain=4)
+        Journal.open(stores[0])
 
 
 def test_impossible_entries_are_refused_before_they_are_written() -> None:
-    journal = Journal.open(open_store("memory://"), retain=4)
+    journal = Journal.open(open_store("memory://"))
     journal.claim()
     with pytest.raises(InvariantViolation):
         journal.append(commit(0))
@@ -176,15 +176,15 @@ def test_a_store_of_another_format_is_refused_with_advice() -> None:
     store = open_store("memory://")
     store.put(names.FORMAT, b'{"millstream": 99}')
     with pytest.raises(UserError, match="format version 99, this Millstream reads version 1"):
-        Journal.open(store, retain=4)
+        Journal.open(store)
     store.put(names.FORMAT, b"nonsense")
     with pytest.raises(DamagedObject, match="format"):
-        Journal.open(store, retain=4)
+        Journal.open(store)
 
 
 def test_a_store_that_lost_its_format_is_refused() -> None:
     store = open_store("memory://")
-    Journal.open(store, retain=4).claim()
+    Journal.open(store).claim()
     store.delete([names.FORMAT])
     with pytest.raises(DamagedObject, match="format"):
-        Journal.open(store, retain=4)
+        Journal.open(store)

@@ -115,6 +115,7 @@ class RunningQuery:
 
     @property
     def name(self) -> str:
+        """The query's name."""
         return self._driver.graph.name
 
     @property
@@ -208,11 +209,10 @@ class RunningQuery:
         name = state or next(iter(chosen.states))
         if name not in chosen.states:
             raise UserError(f"step {step!r} declares no state {name!r}; it has {', '.join(chosen.states)}")
-        oldest = max(0, history.epoch - self._driver.options.retain)
-        if epoch is not None and not oldest <= epoch <= history.epoch:
-            raise UserError(f"epoch {epoch} is not retained; epochs {oldest}..{history.epoch} are")
+        if epoch is not None and not max(0, history.oldest) <= epoch <= history.epoch:
+            raise UserError(f"epoch {epoch} is not retained; epochs {max(0, history.oldest)}..{history.epoch} are")
         if epoch is not None and epoch != history.epoch:
-            history = history_at(self._driver.store, Epoch(epoch), self._driver.options.retain)
+            history = history_at(self._driver.store, Epoch(epoch))
         return state_frame(self._spark, self._spec_bytes, chosen, name, history.manifest)
 
     # -- inside

@@ -29,10 +29,10 @@ from millstream.protocol.keyspace import DEFAULT_BIN_BITS
 from millstream.spark import tasks
 from millstream.spark.checkpoint import last_finished, query_id
 from millstream.spark.executor import SparkExecutor
-from millstream.spark.session import check_session
+from millstream.spark.session import AVAILABLE_NOW, check_session
 from millstream.spark.sinks import SparkDeliverer
 from millstream.spark.sources import arrow_schema, open_source, unite
-from millstream.store.objects import ObjectStore, open_store
+from millstream.store.objects import STAGING, ObjectStore, open_store
 
 _EVOLUTION = {
     "spark.sql.streaming.queryEvolution.enableSourceEvolution": "true",
@@ -71,6 +71,7 @@ class Query(QueryData):
           follow each other as long as there is data.
         - `checkpoint`: where Spark keeps its own offsets; beside a local store by default.
         - `retain`: how many past epochs of state stay readable.
+        - `compaction_budget`: how many bytes one compaction may read; more is quicker overall, less is smoother.
         - `observe`: called with a moment (`planned`, `executed`, `committed`, `delivering`, `delivered`) and the epoch.
         """
         options = _options(slots, bins, retain, compaction_budget)
@@ -101,6 +102,8 @@ class Query(QueryData):
         check_start(driver.journal.history, query_id(spark, place), last_finished(spark, place))
         _check_workers(spark, opened, packed)
         frame = unite(spark, list(frames.values()), named)
+        if "availableNow" in chosen:
+            frame.sparkSession.conf.set(AVAILABLE_NOW, "true")
         return RunningQuery(spark, driver, frame, place, chosen, packed)
 
 
@@ -166,7 +169,7 @@ def _codes(graph: Graph) -> dict[str, bytes]:
 
 def _check_workers(spark: SparkSession, store: ObjectStore, packed: bytes) -> None:
     """Refuses a start if a worker cannot load the query or does not see the store."""
-    name, expected = f"probe/{secrets.token_hex(6)}", secrets.token_bytes(16)
+    name, expected = f"{STAGING}probe-{secrets.token_hex(6)}", secrets.token_bytes(16)
     store.put(name, expected)
     try:
         sc = spark.sparkContext

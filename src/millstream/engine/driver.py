@@ -108,7 +108,7 @@ class Driver:
             options,
         )
         self.graph: Graph = spec.graph
-        self.journal = Journal.open(store, options.retain)
+        self.journal = Journal.open(store)
         self.upkeep = Upkeep(store, self.graph, executor, options.compaction_budget, background)
         self.last: EpochFacts | None = None
         self._observe = observe or (lambda moment, epoch: None)
@@ -197,7 +197,8 @@ class Driver:
             if verdict.damage is not None:
                 raise DamagedObject(verdict.damage.name, verdict.damage.found, verdict.damage.expected)
             return verdict.reason
-        self.journal.commit(Commit(epoch, plan.attempt, verdict.added, verdict.outputs, verdict.records))
+        oldest = Epoch(max(history.oldest, epoch - self.options.retain, 0))
+        self.journal.commit(Commit(epoch, plan.attempt, verdict.added, verdict.outputs, verdict.records, oldest))
         self.upkeep.applied(edits)
         ended = time.perf_counter()
         parts = {

@@ -12,6 +12,7 @@ Rules
 
 from __future__ import annotations
 
+import contextlib
 import time
 import traceback
 from collections.abc import Iterable, Mapping
@@ -131,9 +132,16 @@ class _StepRun:
             return _LazyState(self.store, CACHE, found, hashes, keys)
 
         try:
-            return run_batch(computation, self.step.states, batch, stored)
-        finally:
+            outcome = run_batch(computation, self.step.states, batch, stored)
+        except RecordFailure:
+            with contextlib.suppress(Exception):  # the first failure is the one to report
+                computation.close()
+            raise
+        try:
             computation.close()
+        except Exception as error:
+            raise RecordFailure("", "", error) from error
+        return outcome
 
     def _write_state(self, batch: Batch, outcome: Outcome, hashes: Hashes, keys: KeyColumns) -> None:
         for name, handle in outcome.handles.items():

@@ -77,12 +77,15 @@ class Batch:
 
     def column(self, name: str) -> pa.Array:
         """A column of the records, in the order of `rows`."""
+        return self._column(name).take(pa.array(self._order))
+
+    def _column(self, name: str) -> pa.Array:
         if name not in self._records.schema.names:
             raise UserError(f"no column {name!r}; the input has {', '.join(self._records.schema.names)}")
-        return self._records.column(name).take(pa.array(self._order))
+        return self._records.column(name)
 
     def sum(self, name: str) -> npt.NDArray[Any]:
-        """The sum of a number column for each key: int64 or float64. Nulls add nothing."""
+        """The sum of a number column for each key: int64, which wraps around, or float64. Nulls add nothing."""
         values = self.column(name)
         if not (pa.types.is_integer(values.type) or pa.types.is_floating(values.type)):
             raise UserError(f"sum needs a column of integers or floats, {name!r} is {values.type}")
@@ -101,12 +104,12 @@ class Batch:
 
     def first(self, name: str) -> pa.Array:
         """The column's value in the first record of each key."""
-        return self._records.column(name).take(pa.array(self._order[self._starts]))
+        return self._column(name).take(pa.array(self._order[self._starts]))
 
     def last(self, name: str) -> pa.Array:
         """The column's value in the last record of each key."""
         ends = np.append(self._starts[1:], len(self._order)) - 1
-        return self._records.column(name).take(pa.array(self._order[ends]))
+        return self._column(name).take(pa.array(self._order[ends]))
 
     def _aggregate(self, name: str, function: str) -> pa.Array:
         group = np.repeat(np.arange(len(self)), self.count())
@@ -134,12 +137,20 @@ class Batch:
             raise UserError(f"{len(columns)} output columns found, {len(schema)} expected: {format_schema(schema)}")
         arrays = []
         for field, column in zip(schema, columns, strict=True):
-            try:
-                arrays.append(array_from(column, field.type))
-            except UserError as error:
-                raise UserError(f"output column {field.name!r}: {error}") from error
+            arrays.append(output_column(field, column))
         lengths = {len(array) for array in arrays}
         if len(lengths) > 1:
             found = ", ".join(f"{n}: {len(a)}" for n, a in zip(schema.names, arrays, strict=True))
             raise UserError(f"output columns have different lengths ({found})")
         return pa.RecordBatch.from_arrays(arrays, schema=schema)
+
+
+def output_column(field: pa.Field, values: Any) -> pa.Array:
+    """Values as a column of an output; an error names the column."""
+    try:
+        array = array_from(values, field.type)
+    except UserError as error:
+        raise UserError(f"output column {field.name!r}: {error}") from error
+    if not field.nullable and array.null_count:
+        raise UserError(f"output column {field.name!r} is NOT NULL, but {array.null_count} of its values are null")
+    return array

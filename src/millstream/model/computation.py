@@ -22,9 +22,9 @@ from typing import Any, ClassVar
 import pyarrow as pa
 
 from millstream.errors import UserError
-from millstream.model.arrays import array_from, python_values
-from millstream.model.batch import Batch
-from millstream.model.state import BadState, BatchValue, RecordValue, Stored, Value
+from millstream.model.arrays import python_values
+from millstream.model.batch import Batch, output_column
+from millstream.model.state import BadState, BatchValue, RecordValue, Stored, Value, record_handle
 from millstream.model.types import format_schema, parse_schema
 
 
@@ -153,7 +153,7 @@ def run_batch(
         except Exception as error:
             raise RecordFailure("", "", error) from error
     else:
-        cells = {name: RecordValue(state, batch, stored(state)) for name, state in states.items()}
+        cells = {name: record_handle(state, batch, stored(state)) for name, state in states.items()}
         vars(computation).update(cells)
         produced = _apply_records(computation, batch, list(cells.values()))
         try:
@@ -243,10 +243,7 @@ def _from_rows(produced: list[Any], schema: pa.Schema | None) -> pa.RecordBatch 
         )
     arrays = []
     for index, field in enumerate(schema):
-        try:
-            arrays.append(array_from(list(map(itemgetter(index), produced)), field.type))
-        except UserError as error:
-            raise UserError(f"output column {field.name!r}: {error}") from error
+        arrays.append(output_column(field, list(map(itemgetter(index), produced))))
     return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
 

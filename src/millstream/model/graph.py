@@ -71,12 +71,12 @@ class Graph:
         """What stored state depends on, as JSON."""
         return {
             "query": self.name,
-            "sources": {s.name: format_schema(s.schema) for s in self.sources},
+            "sources": {s.name: {"place": s.index, "schema": format_schema(s.schema)} for s in self.sources},
             "steps": {
                 step.name: {
                     "input": step.input,
                     "key": [f"{n} {format_type(t)}" for n, t in zip(step.key, step.key_types, strict=True)],
-                    "state": {name: state.type_text for name, state in step.states.items()},
+                    "state": {name: state.stored_text for name, state in step.states.items()},
                     "output": format_schema(step.output) if step.output is not None else "",
                 }
                 for step in self.steps

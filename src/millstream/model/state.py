@@ -6,7 +6,8 @@ Rules
 - A state with a default never holds null: absent keys read as the default. Without a default they read as null.
 - One rule for arrays: **what can hold a null is an Arrow array, what cannot is NumPy.** So a number or boolean with
   a default is NumPy; everything else is Arrow; Python objects come as a NumPy array of objects.
-- Nothing reaches the store unless it was written through a handle; mutating what `get()` returned changes nothing.
+- Nothing changes but through a handle: `get()` and `set()` copy what can be changed, so that mutating a value that
+  was read or written changes nothing, wherever one epoch ends and the next begins.
 - Handles live for one batch of one slot. What a failed batch wrote is gone with them.
 """
 
@@ -15,6 +16,8 @@ from __future__ import annotations
 import copy
 import pickle
 from collections.abc import Iterator
+from datetime import date, time, timedelta
+from decimal import Decimal
 from typing import Any, Protocol, overload
 
 import numpy as np
@@ -28,6 +31,8 @@ from millstream.model.batch import Batch
 from millstream.model.types import format_type, is_fixed_number, parse_type
 
 Mask = npt.NDArray[np.bool_]
+
+_UNCHANGEABLE = (type(None), bool, int, float, str, bytes, Decimal, date, time, timedelta)  # a datetime is a date
 
 
 class Value:
@@ -68,12 +73,18 @@ class Value:
         return "object" if self.is_object else format_type(self.arrow_type)
 
     @property
+    def stored_text(self) -> str:
+        """What stored values depend on: the type, and whether null can be among them."""
+        return self.type_text + (" NOT NULL" if self.default is not None else "")
+
+    @property
     def numpy_type(self) -> Any:
+        """The NumPy type of the values, for those that come as NumPy."""
         return self.arrow_type.to_pandas_dtype()
 
     def fresh_default(self) -> Any:
-        """The default, as one key may have it: a mutable one is copied."""
-        return copy.deepcopy(self.default) if isinstance(self.default, (list, dict, set, bytearray)) else self.default
+        """The default, as one key may have it: a copy, unless it cannot be changed."""
+        return self.default if isinstance(self.default, _UNCHANGEABLE) else copy.deepcopy(self.default)
 
     def encode(self, values: Any) -> pa.Array:
         """Values as they are stored: the declared Arrow type, or pickled bytes."""
@@ -248,17 +259,17 @@ class RecordValue:
         self.index = 0
         self._present = bytearray(stored.present().tobytes())
         self._dirty = bytearray(len(batch))
+        self._values = self._load(stored)
+
+    def _load(self, stored: Stored) -> list[Any]:
+        declared = self._declared
         if declared.is_numpy:
-            self._values: list[Any] = stored.numbers(declared.default, declared.numpy_type).tolist()
-        elif declared.is_object:
-            mask = np.frombuffer(self._present, np.bool_)
-            self._values = list(_unpickled(declared, stored.arrow(pa.binary()), mask))
-        else:
-            self._values = stored.arrow(declared.arrow_type).to_pylist()
-            if declared.default is not None:
-                self._values = [
-                    v if p else declared.fresh_default() for v, p in zip(self._values, self._present, strict=True)
-                ]
+            numbers: list[Any] = stored.numbers(declared.default, declared.numpy_type).tolist()
+            return numbers
+        values: list[Any] = stored.arrow(declared.arrow_type).to_pylist()
+        if declared.default is None:
+            return values
+        return [v if p else declared.default for v, p in zip(values, self._present, strict=True)]
 
     def get(self) -> Any:
         return self._values[self.index]
@@ -273,7 +284,7 @@ class RecordValue:
 
     def delete(self) -> None:
         index = self.index
-        self._values[index] = self._declared.fresh_default()
+        self._values[index] = self._declared.default
         self._dirty[index], self._present[index] = 1, 0
 
     def changes(self) -> tuple[Mask, pa.Array, Mask] | None:
@@ -281,14 +292,11 @@ class RecordValue:
         if not changed.any():
             return None
         gone = ~np.frombuffer(self._present, np.bool_)
-        default = self._declared.default
-        if default is None:
-            values = [v if c and not g else None for v, c, g in zip(self._values, changed, gone, strict=True)]
-        else:
-            values = [v if c and not g else default for v, c, g in zip(self._values, changed, gone, strict=True)]
-        return changed, self._encode(values), gone
+        return changed, self._encode(changed & ~gone), gone
 
-    def _encode(self, values: list[Any]) -> pa.Array:
+    def _encode(self, kept: Mask) -> pa.Array:
+        default = self._declared.default
+        values = [value if keep else default for value, keep in zip(self._values, kept, strict=True)]
         try:
             return self._declared.encode(values)
         except Exception as error:
@@ -301,6 +309,54 @@ class RecordValue:
             except Exception:
                 return index
         return 0
+
+
+class CopiedRecordValue(RecordValue):
+    """The same for values that can be changed in place: structs, arrays and maps."""
+
+    __slots__ = ()
+
+    def get(self) -> Any:
+        return copy.deepcopy(self._values[self.index])
+
+    def set(self, value: Any) -> None:
+        super().set(copy.deepcopy(value))
+
+
+class PickledRecordValue(RecordValue):
+    """The same for Python objects: they are kept as bytes, so what is read or written is always a copy."""
+
+    __slots__ = ()
+
+    def _load(self, stored: Stored) -> list[Any]:
+        values: list[Any] = stored.arrow(pa.binary()).to_pylist()
+        return values
+
+    def get(self) -> Any:
+        if not self._present[self.index]:
+            return self._declared.fresh_default()
+        return pickle.loads(self._values[self.index])
+
+    def set(self, value: Any) -> None:
+        try:
+            super().set(pickle.dumps(value, protocol=5))
+        except Exception as error:
+            raise UserError(f"state {self._declared.name!r}: {value!r} cannot be pickled: {error}") from error
+
+    def delete(self) -> None:
+        super().delete()
+        self._values[self.index] = None
+
+    def _encode(self, kept: Mask) -> pa.Array:
+        return pa.array([value if keep else None for value, keep in zip(self._values, kept, strict=True)], pa.binary())
+
+
+def record_handle(declared: Value, batch: Batch, stored: Stored) -> RecordValue:
+    """The handle that suits the type of a state."""
+    if declared.is_object:
+        return PickledRecordValue(declared, batch, stored)
+    kind = CopiedRecordValue if pa.types.is_nested(declared.arrow_type) else RecordValue
+    return kind(declared, batch, stored)
 
 
 class BadState(UserError):

@@ -79,13 +79,14 @@ class Output:
 
 @dataclass(frozen=True, slots=True)
 class Commit:
-    """The one entry that makes an epoch real."""
+    """The one entry that makes an epoch real. Epochs before `oldest` are given up: their objects may be deleted."""
 
     epoch: Epoch
     attempt: Attempt
     added: tuple[SegmentRef, ...]
     outputs: tuple[Output, ...]
     records: dict[str, int]
+    oldest: Epoch
     snapshot: str | None = None
 
 
@@ -122,14 +123,15 @@ class History:
     graph: dict[str, Any] | None = None
     tables: dict[str, RoutingTable] = field(default_factory=dict)
     epoch: Epoch = NO_EPOCH
+    oldest: Epoch = NO_EPOCH
     manifest: Manifest = field(default_factory=Manifest)
     released: dict[str, Epoch] = field(default_factory=dict)
     recent: dict[Epoch, Committed] = field(default_factory=dict)
     attempts: int = 0
     plan: Plan | None = None
 
-    def after(self, entry: Entry, retain: int) -> History:
-        """The history with one more entry. `retain` epochs before the last stay in `recent` and `released`."""
+    def after(self, entry: Entry) -> History:
+        """The history with one more entry."""
         state = "resting" if self.plan is None else "running"
         if (state, type(entry).__name__) not in TRANSITIONS:
             raise InvariantViolation(f"journal entry {type(entry).__name__} cannot follow while {state}")
@@ -148,19 +150,20 @@ class History:
                 self._ends_plan(entry)
                 return replace(self, plan=None)
             case Commit():
-                return self._committed(self._ends_plan(entry), entry, retain)
+                return self._committed(self._ends_plan(entry), entry)
 
     def _ends_plan(self, entry: Abort | Commit) -> Plan:
         if self.plan is None or (self.plan.epoch, self.plan.attempt) != (entry.epoch, entry.attempt):
             raise InvariantViolation(f"{entry.epoch}.{entry.attempt} ends an attempt that was not planned")
         return self.plan
 
-    def _committed(self, plan: Plan, commit: Commit, retain: int) -> History:
+    def _committed(self, plan: Plan, commit: Commit) -> History:
+        if not self.oldest <= commit.oldest <= commit.epoch:
+            raise InvariantViolation(f"epoch {commit.epoch} gives up epochs before {commit.oldest}, not {self.oldest}")
         manifest, dropped = self.manifest.edited(plan.edits)
-        horizon = commit.epoch - retain
-        released = {name: at for name, at in self.released.items() if at > horizon}
+        released = {name: at for name, at in self.released.items() if at > commit.oldest}
         released.update(dict.fromkeys(dropped, commit.epoch))
-        recent = {at: what for at, what in self.recent.items() if at >= horizon}
+        recent = {at: what for at, what in self.recent.items() if at >= commit.oldest}
         recent[commit.epoch] = Committed(plan.offsets, commit.outputs, commit.records)
         return replace(
             self,
@@ -168,6 +171,7 @@ class History:
             graph=plan.graph if plan.graph is not None else self.graph,
             tables={**self.tables, **plan.tables},
             epoch=commit.epoch,
+            oldest=commit.oldest,
             manifest=manifest.added(commit.added),
             released=released,
             recent=recent,

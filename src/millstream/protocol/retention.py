@@ -5,8 +5,8 @@ Rules
 - Only objects whose fate the journal has settled are released: those of an older generation, or of an attempt of
   this generation that has ended. What a newer driver writes carries a newer generation and is never touched, so a
   zombie's garbage collection is harmless (G3).
-- A segment is needed while the manifest names it, and for `retain` epochs after the commit that dropped it.
-- Productions are needed for `retain` epochs: until then Spark, or a reader, may ask for them again.
+- A segment is needed while the manifest names it, and until the epoch that dropped it is the oldest retained one.
+- Productions are needed while their epoch is retained: until then Spark, or a reader, may ask for them again.
 """
 
 from __future__ import annotations

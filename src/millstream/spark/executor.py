@@ -94,4 +94,5 @@ def _reason(error: Exception) -> str:
     """The lines of a Spark failure that tell something."""
     text = str(getattr(error, "java_exception", None) or error)
     lines = [line.strip() for line in text.splitlines() if line.strip() and not line.strip().startswith("at ")]
-    return "Spark could not finish the job: " + " | ".join(lines[:12])[:1500]
+    told = lines if len(lines) <= 16 else [*lines[:6], "...", *lines[-9:]]  # a Python error stands at the end
+    return "Spark could not finish the job: " + " | ".join(told)[:2000]

@@ -2,20 +2,23 @@
 
 Rules
 -----
-- Every setting has its reason beside it. A session that a user built is not changed, only checked; what cannot work
-  is refused before the first epoch with a text that says what to set.
+- Every setting has its reason beside it. A session that a user built is checked, not changed (but for one setting
+  that a trigger needs); what cannot work is refused before the first epoch with a text that says what to set.
 """
 
 from __future__ import annotations
 
 import os
 import sys
+import tempfile
 from collections.abc import Mapping
 from typing import Any
 
 from pyspark.sql import SparkSession
 
 from millstream.errors import UserError
+
+AVAILABLE_NOW = "spark.sql.streaming.triggerAvailableNowWrapper.enabled"
 
 SETTINGS: dict[str, tuple[str, str]] = {
     "spark.shuffle.reduceLocality.enabled": (
@@ -43,10 +46,15 @@ SETTINGS: dict[str, tuple[str, str]] = {
         "200000",
         "large Arrow batches: the cost per batch is spread over more records",
     ),
+    AVAILABLE_NOW: (
+        "true",
+        "the ticker's source does not know the trigger available-now; without the wrapper Spark would then read the "
+        "whole backlog of all sources in one epoch, whatever their limits (set by every start with that trigger)",
+    ),
     "spark.ui.showConsoleProgress": ("false", "progress bars of jobs that last milliseconds only flicker"),
 }
 
-_PINNING = ("spark.shuffle.reduceLocality.enabled", "spark.locality.wait")
+_LONGEST_SOCKET_FOLDER = 50  # the path of a socket ends at 108 characters, and Spark adds its own
 
 
 def session(
@@ -54,7 +62,8 @@ def session(
 ) -> SparkSession:
     """Builds (or finds) a session with the settings of `SETTINGS`; `settings` come on top.
 
-    Without `master`, Spark's own configuration decides, else `local[*]`. A local session listens on loopback only.
+    Without `master`, Spark's own configuration decides, else `local[*]`. A session whose `master` is given as local
+    listens on loopback only.
     """
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)  # else workers run whatever `python3` is on the path
     if master is not None and master.startswith("local"):
@@ -64,6 +73,8 @@ def session(
         builder = builder.master(master)
     for key, (value, _) in SETTINGS.items():
         builder = builder.config(key, value)
+    if len(tempfile.gettempdir()) > _LONGEST_SOCKET_FOLDER:
+        builder = builder.config("spark.python.unix.domain.socket.enabled", "false")
     for key, value in (settings or {}).items():
         builder = builder.config(key, str(value))
     return builder.getOrCreate()

@@ -19,7 +19,7 @@ import pyarrow.parquet as pq
 from pyspark.sql import SparkSession
 
 from millstream.engine.delivery import read_productions
-from millstream.errors import StepError, UserError
+from millstream.errors import SinkError, UserError
 from millstream.model.query import SinkNode
 from millstream.model.sinks import ForeachBatch, Memory, Parquet
 from millstream.protocol.epochs import Output
@@ -60,7 +60,11 @@ class SparkDeliverer:
         table = read_productions(self._store, schema, outputs)
         data = memoryview(parquet_bytes(table)).cast("B")
         file = f"epoch-{epoch:012d}.parquet"
-        target.create(file, data)
+        if not target.create(file, data) and digest_of(target.get(file) or b"") != digest_of(data):
+            raise UserError(
+                f"sink {sink.name!r}: {target.uri}/{file} exists with other content, so it is of another query or "
+                "store. Nothing was overwritten. Give this sink a folder of its own, then start the query again"
+            )
         line = {
             "epoch": epoch,
             "file": file,
@@ -77,9 +81,7 @@ class SparkDeliverer:
         try:
             declared.fn(frame, epoch)
         except Exception as error:
-            raise StepError(
-                sink.name, epoch, "", "", f"the sink's function raised {type(error).__name__}: {error}"
-            ) from error
+            raise SinkError(sink.name, epoch, f"{type(error).__name__}: {error}") from error
 
 
 def parquet_bytes(table: pa.Table) -> pa.Buffer:

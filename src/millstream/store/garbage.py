@@ -2,7 +2,8 @@
 
 Rules
 -----
-- Deletes only what the journal released (G3), never by age alone; the journal's own entries only behind a snapshot.
+- Deletes only what the journal released (G3), the journal's own entries only behind a snapshot, and what was being
+  written by a process that died.
 - Runs beside the epochs, never inside one, and may stop or fail at any point: the next run finds the rest.
 """
 
@@ -13,7 +14,10 @@ from collections.abc import Collection
 from millstream.protocol.epochs import History
 from millstream.protocol.retention import needed_productions, needed_segments, settled
 from millstream.store import names
-from millstream.store.objects import ObjectStore
+from millstream.store.objects import STAGING, ObjectStore
+
+ABANDONED_S = 3600.0
+"""Nothing takes that long to write: what is still staged then was left by a process that died."""
 
 
 def unneeded(store: ObjectStore, history: History, live: Collection[int]) -> list[str]:
@@ -30,4 +34,4 @@ def unneeded(store: ObjectStore, history: History, live: Collection[int]) -> lis
                 continue
             if settled(history, maker.generation, maker.kind, maker.epoch, maker.number, live):
                 found.append(item.name)
-    return found
+    return found + [item.name for item in store.list(STAGING) if item.age_s > ABANDONED_S]

@@ -22,7 +22,7 @@ import secrets
 import socket
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import msgspec
@@ -32,7 +32,6 @@ from millstream.errors import (
     ConflictError,
     DamagedObject,
     Fenced,
-    InvariantViolation,
     StoreUnavailable,
     UserError,
 )
@@ -66,33 +65,33 @@ class Journal:
     """The journal as one driver sees and writes it.
 
     >>> from millstream.store.objects import open_store
-    >>> journal = Journal.open(open_store("memory://"), retain=4)
+    >>> journal = Journal.open(open_store("memory://"))
     >>> journal.claim()
     >>> journal.history.generation
     1
     """
 
-    def __init__(self, store: ObjectStore, retain: int) -> None:
-        self.store, self.retain = store, retain
+    def __init__(self, store: ObjectStore) -> None:
+        self.store = store
         self.history = History()
         self.next_number = 0
         self._previous = ""
         self._generation = Generation(0)
-        self._looked_at = time.monotonic()
+        self._looked_at = _clock()
 
     # -- reading
 
     @classmethod
-    def open(cls, store: ObjectStore, retain: int) -> Journal:
+    def open(cls, store: ObjectStore) -> Journal:
         """Reads the journal of a store, making the store if it is empty. Claims nothing."""
         check_format(store)
-        journal = cls(store, retain)
+        journal = cls(store)
         journal._read()
         return journal
 
     def _read(self, until: Epoch | None = None) -> None:
         """Reads on from the newest fitting snapshot, to the end or to the commit of epoch `until`."""
-        self._looked_at = time.monotonic()
+        self._looked_at = _clock()
         numbers = {names.entry_number(item.name) for item in self.store.list(names.JOURNAL)}
         self._start_from_snapshot(numbers, until)
         for number in range(self.next_number, max(numbers, default=-1) + 1):
@@ -133,7 +132,7 @@ class Journal:
         return envelope, digest
 
     def _advance(self, envelope: Envelope, digest: str) -> None:
-        self.history = self.history.after(envelope.body, self.retain)
+        self.history = self.history.after(envelope.body)
         self.next_number, self._previous = envelope.number + 1, digest
 
     # -- writing
@@ -153,7 +152,7 @@ class Journal:
 
     def append(self, entry: Entry) -> None:
         """Adds an entry. Raises `Fenced` if a newer driver has the store; then nothing was added."""
-        after = self.history.after(entry, self.retain)  # an impossible entry is our bug: found before it is written
+        after = self.history.after(entry)  # an impossible entry is our bug: found before it is written
         envelope = Envelope(
             number=self.next_number,
             kind=type(entry).__name__,
@@ -177,11 +176,11 @@ class Journal:
             written = True
         if not written and not self._is_ours(name, envelope.nonce):
             raise self._fenced(name)
-        if time.monotonic() - self._looked_at > LOOK_AGAIN_S:
+        if _clock() - self._looked_at > LOOK_AGAIN_S:
             beyond = [item.name for item in self.store.list(names.JOURNAL) if item.name > name]
             if beyond:
                 raise self._fenced(max(beyond))
-        self._looked_at = time.monotonic()
+        self._looked_at = _clock()
 
     def _is_ours(self, name: str, nonce: str) -> bool:
         data = self.store.get(name)
@@ -202,7 +201,7 @@ class Journal:
     def commit(self, commit: Commit) -> None:
         """Appends a commit, with a snapshot every `SNAPSHOT_EVERY` epochs."""
         if (commit.epoch + 1) % SNAPSHOT_EVERY == 0:
-            after = self.history.after(commit, self.retain)
+            after = self.history.after(commit)
             commit = _with_snapshot(self.store, self.next_number, after, commit)
         self.append(commit)
 
@@ -227,8 +226,8 @@ class Journal:
         ]
 
     def _oldest_needed_entry(self) -> int:
-        horizon = self.history.epoch - self.retain
-        return next((number for number, commit, _ in self._snapshots() if commit.epoch <= horizon), 0)
+        oldest = self.history.oldest
+        return next((number for number, commit, _ in self._snapshots() if commit.epoch <= oldest), 0)
 
 
 def check_format(store: ObjectStore) -> None:
@@ -250,11 +249,16 @@ def check_format(store: ObjectStore) -> None:
         )
 
 
-def history_at(store: ObjectStore, epoch: Epoch, retain: int) -> History:
+def history_at(store: ObjectStore, epoch: Epoch) -> History:
     """The history as of a retained epoch, read from the journal."""
-    reader = Journal(store, retain)
+    reader = Journal(store)
     reader._read(until=epoch)
     return reader.history
+
+
+def _clock() -> float:
+    """Seconds that also pass while the machine is suspended, where the system can tell."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME) if hasattr(time, "CLOCK_BOOTTIME") else time.monotonic()
 
 
 # -- bytes ---------------------------------------------------------------------------------------------------
@@ -279,6 +283,10 @@ def decode_entry(name: str, data: bytes) -> tuple[Envelope, str]:
     if rest != digest.encode() + b"\n":
         raise DamagedObject(name, f"bytes with digest {digest}", f"digest {rest.decode(errors='replace').strip()!r}")
     raw = msgspec.json.decode(line)
+    if raw["kind"] not in _KINDS:
+        raise UserError(
+            f"journal entry {name!r} is a {raw['kind']!r}, which this release does not know; use a newer one"
+        )
     body = msgspec.convert(raw["body"], _KINDS[raw["kind"]])
     return Envelope(**{**raw, "body": body}), digest
 
@@ -287,14 +295,7 @@ def _with_snapshot(store: ObjectStore, number: int, history: History, commit: Co
     name = names.snapshot(number)
     data = _encode_history(history)
     store.put(name, data)
-    return Commit(
-        commit.epoch,
-        commit.attempt,
-        commit.added,
-        commit.outputs,
-        commit.records,
-        f"{name}#{digest_of(data)}",
-    )
+    return replace(commit, snapshot=f"{name}#{digest_of(data)}")
 
 
 def _encode_history(history: History) -> bytes:
@@ -304,6 +305,7 @@ def _encode_history(history: History) -> bytes:
         "graph": history.graph,
         "tables": history.tables,
         "epoch": history.epoch,
+        "oldest": history.oldest,
         "pieces": [piece for pieces in history.manifest.families.values() for piece in pieces.values()],
         "released": history.released,
         "recent": history.recent,
@@ -323,15 +325,4 @@ def read_snapshot(store: ObjectStore, reference: str) -> History:
     for piece in msgspec.convert(flat.pop("pieces"), list[Piece]):
         families.setdefault(piece.segment.family, {})[piece.segment.name] = piece
     history = msgspec.convert({**flat, "manifest": {"families": {}}}, History, strict=False)
-    if history.plan is not None:
-        raise InvariantViolation("a snapshot holds a running plan")
-    return History(
-        history.generation,
-        history.spark_query,
-        history.graph,
-        history.tables,
-        history.epoch,
-        Manifest(families),
-        history.released,
-        history.recent,
-    )
+    return replace(history, manifest=Manifest(families))

@@ -16,6 +16,7 @@ process; as obstore does not call fsync, after a power loss it holds what the op
 
 from __future__ import annotations
 
+import secrets
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -30,6 +31,9 @@ from obstore.store import LocalStore, MemoryStore, from_url
 from millstream.errors import StoreUnavailable, UserError
 
 Data = bytes | bytearray | memoryview
+
+STAGING = "_staging/"
+"""Where a directory keeps what is being written; the name is one that Spark's file sources do not read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +83,10 @@ class ObjectStoreBackend:
 
     def create(self, name: str, data: Data) -> bool:
         try:
-            obstore.put(self._backend, name, data, mode="create", use_multipart=False)
+            if self._root is None:
+                obstore.put(self._backend, name, data, mode="create", use_multipart=False)
+            else:
+                self._link(name, data)
         except AlreadyExistsError:
             return False
         except (BaseError, OSError) as error:
@@ -88,9 +95,22 @@ class ObjectStoreBackend:
 
     def put(self, name: str, data: Data) -> None:
         try:
-            obstore.put(self._backend, name, data)
+            if self._root is None:
+                obstore.put(self._backend, name, data)
+            else:
+                self._link(name, data)
         except (BaseError, OSError) as error:
             raise _unavailable("write", self.uri, name, error) from error
+
+    def _link(self, name: str, data: Data) -> None:
+        """Writes aside, then links: a process that dies in between leaves its rest where nobody reads."""
+        staged = f"{STAGING}{secrets.token_hex(8)}"
+        obstore.put(self._backend, staged, data)
+        try:
+            obstore.rename(self._backend, staged, name, overwrite=False)
+        except AlreadyExistsError:
+            obstore.delete(self._backend, staged)
+            raise
 
     def get(self, name: str) -> memoryview | None:
         try:

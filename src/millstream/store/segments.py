@@ -146,6 +146,7 @@ def read_checked(store: ObjectStore, name: str, size: int, digest: str) -> pa.Bu
         raise DamagedObject(name, f"{mapped.size} bytes", f"{size} bytes")
     found = digest_of(memoryview(mapped))
     if found != digest:
+        _forget_copy(store, name)  # the copy may be damaged rather than the object: the next try fetches it anew
         raise DamagedObject(name, f"bytes with digest {found}", f"digest {digest}")
     return mapped
 
@@ -165,17 +166,26 @@ def _mapped(store: ObjectStore, name: str, size: int) -> pa.Buffer:
 
 def _fetched(store: ObjectStore, name: str, size: int) -> Path:
     """A local copy of an object of a remote store. Named by the object, so fetching twice is harmless."""
-    root = Path(tempfile.gettempdir()) / f"millstream-{os.getuid()}" / digest_of(store.uri.encode())
-    path = root / name.replace("/", "__")
+    path = _copy_of(store.uri, name)
     if not path.exists() or path.stat().st_size != size:
         data = store.get(name)
         if data is None:
             raise DamagedObject(name, "nothing", f"{size} bytes")
-        root.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile(dir=root, delete=False) as staged:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as staged:
             staged.write(data)
         Path(staged.name).rename(path)
     return path
+
+
+def _copy_of(uri: str, name: str) -> Path:
+    root = Path(tempfile.gettempdir()) / f"millstream-{os.getuid()}"
+    return root / digest_of(uri.encode()) / name.replace("/", "__")
+
+
+def _forget_copy(store: ObjectStore, name: str) -> None:
+    if store.path(name) is None:
+        _copy_of(store.uri, name).unlink(missing_ok=True)
 
 
 class SegmentCache:
@@ -206,6 +216,7 @@ class SegmentCache:
         wanted = {(store, name) for (store, _), names_ in self._wanted.items() for name in names_}
         for key in [key for key in self._open if key not in wanted]:
             del self._open[key]
+            _copy_of(*key).unlink(missing_ok=True)
 
 
 CACHE = SegmentCache()

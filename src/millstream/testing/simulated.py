@@ -136,7 +136,7 @@ class Simulated:
         """The state of a step as (key..., value) tuples, in hash order."""
         history = self.driver.journal.history
         if epoch is not None and epoch != history.epoch:
-            history = history_at(self.store, Epoch(epoch), self.driver.options.retain)
+            history = history_at(self.store, Epoch(epoch))
         chosen = next(s for s in self.graph.steps if s.name == step)
         name = state or next(iter(chosen.states))
         table = read_state(self.store, chosen, name, history.manifest)
