@@ -29,7 +29,7 @@ from millstream.protocol.keyspace import DEFAULT_BIN_BITS
 from millstream.spark import tasks
 from millstream.spark.checkpoint import last_finished, query_id
 from millstream.spark.executor import SparkExecutor
-from millstream.spark.session import AVAILABLE_NOW, check_session
+from millstream.spark.session import check_session, prepare_session
 from millstream.spark.sinks import SparkDeliverer
 from millstream.spark.sources import arrow_schema, open_source, unite
 from millstream.store.objects import STAGING, ObjectStore, open_store
@@ -102,8 +102,7 @@ class Query(QueryData):
         check_start(driver.journal.history, query_id(spark, place), last_finished(spark, place))
         _check_workers(spark, opened, packed)
         frame = unite(spark, list(frames.values()), named)
-        if "availableNow" in chosen:
-            frame.sparkSession.conf.set(AVAILABLE_NOW, "true")
+        prepare_session(frame.sparkSession, place, available_now="availableNow" in chosen)
         return RunningQuery(spark, driver, frame, place, chosen, packed)
 
 
@@ -144,14 +143,14 @@ def _open(uri: str, options: Mapping[str, str] | None) -> ObjectStore:
 
 def _checkpoint_place(store: ObjectStore, given: str | None) -> str:
     if given:
-        return given if "://" in given or given.startswith("file:") else str(Path(given).expanduser().absolute())
+        return given if "://" in given else f"file://{Path(given).expanduser().absolute()}"
     beside = store.path("spark-checkpoint")
     if beside is None:
         raise UserError(
             f"the store {store.uri} is not a local directory: say where Spark may keep its own checkpoint, with "
             "checkpoint='hdfs://...' or any other path that Spark can write to"
         )
-    return str(beside)
+    return f"file://{beside}"
 
 
 def _codes(graph: Graph) -> dict[str, bytes]:

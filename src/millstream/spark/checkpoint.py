@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 from typing import Any
-from urllib.parse import unquote, urlsplit
+from urllib.parse import urlsplit
 
 from pyspark.sql import SparkSession
 
@@ -44,7 +44,7 @@ def last_finished(spark: SparkSession, checkpoint: str) -> Epoch:
     """The last epoch that Spark has noted as finished; `NO_EPOCH` if there is none."""
     parts = urlsplit(checkpoint)
     if parts.scheme in ("", "file"):
-        folder = Path(unquote(parts.path)) / "commits"
+        folder = Path(parts.path) / "commits"
         found = [path.name for path in folder.iterdir()] if folder.is_dir() else []
     else:
         path_object, files = _hadoop(spark, checkpoint, "commits")
@@ -65,7 +65,7 @@ def _hadoop(spark: SparkSession, checkpoint: str, name: str) -> tuple[Any, Any]:
 def _read(spark: SparkSession, checkpoint: str, name: str) -> bytes | None:
     parts = urlsplit(checkpoint)
     if parts.scheme in ("", "file"):
-        path = Path(unquote(parts.path)) / name
+        path = Path(parts.path) / name
         return path.read_bytes() if path.exists() else None
     path_object, files = _hadoop(spark, checkpoint, name)
     if not files.exists(path_object):

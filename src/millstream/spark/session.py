@@ -2,8 +2,8 @@
 
 Rules
 -----
-- Every setting has its reason beside it. A session that a user built is checked, not changed (but for one setting
-  that a trigger needs); what cannot work is refused before the first epoch with a text that says what to set.
+- Every setting has its reason beside it. A session that a user built is checked, not changed, but for the two
+  settings of `prepare_session`; what cannot work is refused before the first epoch, saying what to set.
 """
 
 from __future__ import annotations
@@ -17,8 +17,6 @@ from typing import Any
 from pyspark.sql import SparkSession
 
 from millstream.errors import UserError
-
-AVAILABLE_NOW = "spark.sql.streaming.triggerAvailableNowWrapper.enabled"
 
 SETTINGS: dict[str, tuple[str, str]] = {
     "spark.shuffle.reduceLocality.enabled": (
@@ -46,14 +44,12 @@ SETTINGS: dict[str, tuple[str, str]] = {
         "200000",
         "large Arrow batches: the cost per batch is spread over more records",
     ),
-    AVAILABLE_NOW: (
-        "true",
-        "the ticker's source does not know the trigger available-now; without the wrapper Spark would then read the "
-        "whole backlog of all sources in one epoch, whatever their limits (set by every start with that trigger)",
-    ),
     "spark.ui.showConsoleProgress": ("false", "progress bars of jobs that last milliseconds only flicker"),
 }
 
+_AVAILABLE_NOW = "spark.sql.streaming.triggerAvailableNowWrapper.enabled"
+_FILES = "spark.sql.streaming.checkpointFileManagerClass"
+_LOCAL_FILES = "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
 _LONGEST_SOCKET_FOLDER = 50  # the path of a socket ends at 108 characters, and Spark adds its own
 
 
@@ -111,3 +107,18 @@ def check_session(spark: Any) -> SparkSession:
                 + ". These settings are static: build the session with millstream.session(), or set them before"
             )
     return spark
+
+
+def prepare_session(spark: SparkSession, checkpoint: str, available_now: bool) -> None:
+    """Sets what a streaming query reads from its session while it runs, where the user has not.
+
+    - For available-now: the ticker's source does not know that trigger, and without Spark's wrapper one such source
+      makes Spark read the whole backlog of all sources in one epoch, whatever their limits.
+    - For a checkpoint on a local disk: Spark's default way to write its logs starts external programs for each file
+      where Hadoop has no native library, which costs as much as a small epoch. The journal keeps a second driver
+      out, so the stricter rename of the default is not needed.
+    """
+    if available_now:
+        spark.conf.set(_AVAILABLE_NOW, "true")
+    if checkpoint.startswith("file:") and spark.conf.get(_FILES, None) is None:
+        spark.conf.set(_FILES, _LOCAL_FILES)
