@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import random
 import subprocess
+import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+import millstream as ms
 from jobs import EVENTS, Event, Oracle, two_steps
+from millstream.engine.upkeep import GARBAGE_EVERY
 from millstream.errors import DamagedObject, Fenced, MillstreamError, StepError, StoreUnavailable, UserError
 from millstream.store import garbage, names
 from millstream.store.objects import open_store
@@ -126,14 +130,13 @@ def test_the_garbage_collection_of_a_zombie_harms_nobody(rng: random.Random) -> 
         events = some_events(rng)
         old.feed(events=events)
         oracle.feed(events)
-    stale = old.driver.journal.history
     new = Simulated(two_steps(), EVENTS, store, retain=1)
     new.delivered = old.delivered
     for _ in range(20):
         events = some_events(rng)
         new.feed(events=events)
         oracle.feed(events)
-        old.driver.upkeep.collect(old.driver.journal, stale)  # with what it knew when it was fenced
+        old.driver.upkeep.collect(old.driver.journal)  # with what it knew when it was fenced
     oracle.check(new)
     again = Simulated(two_steps(), EVENTS, store, retain=1)
     again.delivered = new.delivered
@@ -166,7 +169,7 @@ def test_objects_of_an_attempt_that_never_committed_are_collected(rng: random.Ra
     assert orphans
     sim = Simulated(two_steps(), EVENTS, store)
     sim.feed(events=history[1])
-    sim.driver.upkeep.collect(sim.driver.journal, sim.driver.journal.history)
+    sim.driver.upkeep.collect(sim.driver.journal)
     assert not orphans & {i.name for i in store.list(names.SEGMENTS)}
 
 
@@ -296,7 +299,6 @@ def test_a_foreign_or_rolled_back_checkpoint_is_refused(rng: random.Random) -> N
 
 
 def test_a_changed_graph_is_refused_with_what_changed(rng: random.Random) -> None:
-    import millstream as ms
     from jobs import Total, TotalBatch
 
     sim = Simulated(two_steps(), EVENTS)
@@ -349,14 +351,14 @@ def test_raising_retain_on_a_restart_offers_no_epoch_whose_objects_are_gone(rng:
     sim = Simulated(two_steps(), EVENTS, store, retain=1)
     for _ in range(50):
         sim.feed(events=some_events(rng))
-    sim.driver.upkeep.collect(sim.driver.journal, sim.driver.journal.history)
+    sim.driver.upkeep.collect(sim.driver.journal)
     again = Simulated(two_steps(), EVENTS, store, retain=40)
     assert again.driver.journal.history.oldest == 48
     states = {49: sorted(again.state("records", "total"), key=str)}
     for _ in range(6):
         again.feed(events=some_events(rng))
         states[again.epoch] = sorted(again.state("records", "total"), key=str)
-        again.driver.upkeep.collect(again.driver.journal, again.driver.journal.history)
+        again.driver.upkeep.collect(again.driver.journal)
     assert again.driver.journal.history.oldest == 48
     for epoch, expected in states.items():
         assert sorted(again.state("records", "total", epoch=epoch), key=str) == expected
@@ -389,8 +391,81 @@ def test_what_a_process_left_half_written_is_collected(tmp_path: Path, monkeypat
     sim.feed(events=[("anna", 1)])
     (tmp_path / "_staging").mkdir(exist_ok=True)
     (tmp_path / "_staging" / "left").write_bytes(b"half")
-    sim.driver.upkeep.collect(sim.driver.journal, sim.driver.journal.history)
+    sim.driver.upkeep.collect(sim.driver.journal)
     assert (tmp_path / "_staging" / "left").exists(), "it may still be being written"
     monkeypatch.setattr(garbage, "ABANDONED_S", -1.0)
-    sim.driver.upkeep.collect(sim.driver.journal, sim.driver.journal.history)
+    sim.driver.upkeep.collect(sim.driver.journal)
     assert not (tmp_path / "_staging" / "left").exists()
+
+
+def test_an_output_of_compaction_that_is_applied_while_the_round_goes_on_is_not_garbage(rng: random.Random) -> None:
+    """Two slots' compactions in one round: the first is applied by an epoch while the second still runs."""
+    sim, oracle = Simulated(two_steps(), EVENTS, slots=2, retain=1, background=True), Oracle()
+    healthy, hold, held = sim.driver.executor.compact, threading.Event(), threading.Event()
+    calls = []
+
+    def slow(jobs: Any) -> Any:
+        calls.append(jobs)
+        if len(calls) == 2:
+            held.set()
+            assert hold.wait(60)
+        return healthy(jobs)
+
+    sim.driver.executor.compact = slow  # type: ignore[method-assign]
+    sim.driver.upkeep._collected_at = -GARBAGE_EVERY  # the next round collects, too
+    while not held.is_set():
+        events = some_events(rng)
+        sim.feed(events=events)
+        oracle.feed(events)
+        if len(calls) == 1:
+            held.wait(60)
+    for _ in range(3):  # the first output becomes part of the manifest
+        events = some_events(rng)
+        sim.feed(events=events)
+        oracle.feed(events)
+    hold.set()
+    sim.driver.upkeep.close()
+    sim.driver.upkeep.collect(sim.driver.journal)
+    present = {item.name for item in sim.store.list(names.SEGMENTS)}
+    assert {ref.name for ref in sim.driver.journal.history.manifest.segments()} <= present
+    assert any("-c" in ref.name for ref in sim.driver.journal.history.manifest.segments())
+    oracle.check(sim)
+
+
+@pytest.mark.parametrize("kind", ["damaged", "unavailable"])
+def test_state_that_cannot_be_read_is_never_taken_for_absent_even_if_user_code_swallows_it(kind: str) -> None:
+    class Swallows(ms.Computation):
+        total = ms.Value("long", default=0)
+
+        def on_batch(self, batch: ms.Batch) -> None:
+            try:
+                before = self.total.read(batch)
+            except Exception:
+                before = 0
+            self.total.write(batch, before + batch.count())
+
+    query = ms.Query("swallows")
+    query.source("events", frame=None).key_by("user").compute("count", Swallows)
+    sim = Simulated(query, EVENTS, slots=1)
+    sim.feed(events=[("anna", 1)])
+    CACHE._open.clear()
+    [segment] = [item.name for item in sim.store.list(names.SEGMENTS)]
+    if kind == "damaged":
+        sim.store.delete([segment])
+        with pytest.raises(DamagedObject, match=segment):
+            sim.feed(events=[("anna", 1)])
+        assert sim.epoch == 0
+    else:
+
+        class Once(FaultyStore):
+            def get(self, name: str) -> memoryview | None:
+                if name == segment and self.fail_at == 0:
+                    self.fail_at = -1
+                    raise StoreUnavailable("busy")
+                return self.inner.get(name)
+
+        sim.driver.executor.store = Once(sim.store)  # type: ignore[attr-defined]
+        sim.feed(events=[("anna", 1)])
+        assert sim.driver.last is not None
+        assert sim.driver.last.attempts == 2
+        assert sim.state("count") == [("anna", 2)]

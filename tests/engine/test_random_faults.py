@@ -85,7 +85,7 @@ class LifeOfAQuery(RuleBasedStateMachine):
     @rule(events=events_of_an_epoch, data=st.data())
     def a_zombie_wakes(self, events: list[Event], data: st.DataObject) -> None:
         zombie = data.draw(st.sampled_from(self.zombies))
-        zombie.driver.upkeep.collect(zombie.driver.journal, zombie.driver.journal.history)
+        zombie.driver.upkeep.collect(zombie.driver.journal)
         try:
             zombie.feed(events=events)
         except Fenced:
@@ -94,7 +94,7 @@ class LifeOfAQuery(RuleBasedStateMachine):
 
     @rule()
     def collect_garbage(self) -> None:
-        self.sim.driver.upkeep.collect(self.sim.driver.journal, self.sim.driver.journal.history)
+        self.sim.driver.upkeep.collect(self.sim.driver.journal)
 
     @invariant()
     def state_and_outputs_are_the_oracles(self) -> None:

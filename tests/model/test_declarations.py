@@ -420,3 +420,50 @@ def test_a_restart_may_change_a_default_but_not_add_one_or_swap_sources() -> Non
         Simulated(build(None), schemas, sim.store)
     with pytest.raises(ms.UserError, match=r"sources.a.place: was 0, now 1"):
         Simulated(build(0, swapped=True), schemas, sim.store)
+
+
+def test_arrays_that_were_written_or_produced_may_be_changed_afterwards() -> None:
+    class Reuses(ms.Computation):
+        number = ms.Value("long", default=0)
+        maybe = ms.Value("long")
+        things = ms.Value(object, default=[])
+        output = "n long"
+
+        def on_batch(self, batch: ms.Batch) -> Iterable[Any]:
+            numbers = np.full(len(batch), 1)
+            lists = [[1] for _ in range(len(batch))]
+            self.number.write(batch, numbers)
+            self.maybe.write(batch, numbers)
+            self.things.write(batch, lists)
+            yield batch.output(numbers)
+            numbers *= 100
+            lists[0].append(99)
+            self.things.read(batch)[0].append(98)
+
+    sim = run(Reuses, [("a", 1)])
+    assert sim.state("step", "number") == sim.state("step", "maybe") == [("a", 1)]
+    assert sim.state("step", "things") == [("a", [1])]
+    assert sim.outputs("out") == [(1,)]
+
+
+def test_a_production_that_does_not_fit_names_the_key_that_yielded_it() -> None:
+    class Wrong(ms.Computation):
+        output = "user string, n long"
+
+        def on_record(self, row: Any, at: ms.At) -> Iterable[Any]:
+            if at.key == "bert":
+                yield 5
+            yield {"user": at.key, "n": 1}
+
+    with pytest.raises(ms.StepError, match="on_record yielded 5") as caught:
+        run(Wrong, [("anna", 1), ("bert", 1), ("carl", 1)], slots=1)
+    assert caught.value.key == "'bert'"
+
+
+def test_an_exit_in_user_code_is_a_failure_of_the_step() -> None:
+    class Exits(Base):
+        def on_record(self, row: Any, at: ms.At) -> None:
+            raise SystemExit(3)
+
+    with pytest.raises(ms.StepError, match="SystemExit"):
+        run(Exits, [("a", 1)])

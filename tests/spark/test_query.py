@@ -6,8 +6,10 @@ import datetime as dt
 import json
 import pickle
 import shutil
+import threading
 from collections import Counter
 from collections.abc import Iterable
+from dataclasses import replace
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -18,7 +20,10 @@ from pyspark.sql import DataFrame, SparkSession
 
 import millstream as ms
 from jobs import Total, TotalBatch
+from millstream.engine.spec import Spec
+from millstream.model.graph import Graph
 from millstream.spark.session import check_session
+from millstream.spark.tasks import store_of
 from millstream.store.journal import Journal
 from millstream.store.objects import open_store
 
@@ -182,8 +187,10 @@ def test_epochs_in_a_parquet_sink_appear_once_and_whole(spark: SparkSession, tmp
     last.unlink()
     for crc in last.parent.glob(f".{last.name}.crc"):
         crc.unlink()
+    (tmp_path / "out" / "_manifest" / f"{3:012d}.json").unlink()  # as if it died between the file and its line
     run_all(build(), spark, tmp_path / "store")
     assert {name: (tmp_path / "out" / name).read_bytes() for name in files} == bytes_before
+    assert [json.loads(p.read_text()) for p in sorted((tmp_path / "out" / "_manifest").iterdir())] == lines
     assert rows(spark.read.parquet(str(tmp_path / "out"))) == plain
     # What a process that died in the middle of a delivery leaves behind is not read.
     (tmp_path / "out" / "_staging").mkdir(exist_ok=True)
@@ -389,3 +396,50 @@ def test_a_connect_session_is_refused() -> None:
     stand_in = type("SparkSession", (), {"__module__": "pyspark.sql.connect.session"})()
     with pytest.raises(ms.UserError, match="Spark Connect session.*Use a classic session"):
         check_session(stand_in)
+
+
+def test_a_damaged_segment_stops_a_query_on_spark_with_its_name(spark: SparkSession, tmp_path: Path) -> None:
+    feed = Feed(tmp_path / "in", EVENTS)
+    feed.add([("anna", 1)])
+
+    def build() -> ms.Query:
+        query = ms.Query("damaged")
+        query.source("events", feed.stream(spark)).key_by("user").compute("count", Count)
+        return query
+
+    run_all(build(), spark, tmp_path / "store")
+    [segment] = (tmp_path / "store" / "segments").rglob("*.arrow")
+    original = segment.read_bytes()
+    segment.unlink()
+    segment.write_bytes(original[:-200] + bytes([original[-200] ^ 1]) + original[-199:])  # a new file: none is mapped
+    feed.add([("anna", 1)])
+    with pytest.raises(ms.DamagedObject, match=segment.name):
+        run_all(build(), spark, tmp_path / "store")
+    segment.write_bytes(original)
+    running = run_all(build(), spark, tmp_path / "store")
+    assert {r[0]: r[1] for r in running.state("count").collect()} == {"anna": 2}
+
+
+def test_a_sink_may_hold_what_cannot_be_sent_to_workers(spark: SparkSession, tmp_path: Path) -> None:
+    feed, lock, seen = Feed(tmp_path / "in", EVENTS), threading.Lock(), []
+    feed.add([("anna", 1)])
+
+    def write(frame: DataFrame, epoch: int) -> None:
+        with lock:
+            seen.extend(frame.collect())
+
+    query = ms.Query("locked")
+    totals = query.source("events", feed.stream(spark)).key_by("user").compute("sums", Total)
+    totals.sink("each", ms.ForeachBatch(write))
+    run_all(query, spark, tmp_path / "store")
+    assert [tuple(row) for row in seen] == [("anna", 1, None)]
+
+
+def test_another_store_in_the_place_of_the_drivers_is_not_written_to(tmp_path: Path) -> None:
+    """What a worker does that joined later and sees an empty directory where the store should be."""
+    spec = Spec(Graph("q", (), (), ()), "the driver's", str(tmp_path / "nothing"), {}, {})
+    with pytest.raises(ms.StoreUnavailable, match="is not there here; mount the same directory"):
+        store_of(spec)
+    Journal.open(open_store(str(tmp_path / "other")))
+    with pytest.raises(ms.StoreUnavailable, match="is another store on this worker"):
+        store_of(replace(spec, store_uri=str(tmp_path / "other")))

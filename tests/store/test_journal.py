@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from millstream.errors import DamagedObject, Fenced, InvariantViolation, UserError
-from millstream.protocol.epochs import TRANSITIONS, Abort, Attempt, Commit, Epoch, Plan
+from millstream.protocol.epochs import TRANSITIONS, Abort, Attempt, Claim, Commit, Epoch, Generation, History, Plan
 from millstream.protocol.keyspace import WHOLE
 from millstream.protocol.manifest import Family, SegmentRef
 from millstream.protocol.routing import RoutingTable
@@ -167,9 +167,54 @@ def test_impossible_entries_are_refused_before_they_are_written() -> None:
     journal.append(plan(0, 1))
 
 
-def test_every_pair_of_state_and_entry_is_decided() -> None:
-    assert {state for state, _ in TRANSITIONS} == {"resting", "running"}
-    assert set(TRANSITIONS.values()) == {"resting", "running"}
+def test_the_journal_takes_exactly_the_entries_of_its_table() -> None:
+    resting = History().after(Claim(Generation(1), "me"))
+    running = resting.after(plan(0))
+    entries = {
+        "Claim": Claim(Generation(2), "you"),
+        "Plan": plan(0),
+        "Abort": Abort(Epoch(0), Attempt(0), "why not"),
+        "Commit": commit(0),
+    }
+    for state, history in (("resting", resting), ("running", running)):
+        for kind, entry in entries.items():
+            if (state, kind) in TRANSITIONS:
+                after = history.after(entry)
+                assert ("resting" if after.plan is None else "running") == TRANSITIONS[(state, kind)]
+            else:
+                with pytest.raises(InvariantViolation, match=f"{kind} cannot follow while {state}"):
+                    history.after(entry)
+
+
+def test_a_driver_that_sleeps_right_after_a_create_is_fenced_at_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The clock stands still for it until it has written, then jumps: it must look before its next entry counts."""
+    store, now = open_store("memory://"), [0.0]
+    monkeypatch.setattr(journal_module, "_clock", lambda: now[0])
+    old = Journal.open(store)
+    old.claim()
+    run(old, 0, 0)
+    inner = old.store.create
+
+    class Sleepy(FaultyStore):
+        def create(self, name: str, data: object) -> bool:
+            written = inner(name, data)  # type: ignore[arg-type]
+            if self.fail_at:
+                self.fail_at = 0
+                new = Journal.open(store)
+                new.claim()
+                new.append(Abort(Epoch(1), Attempt(0), "the driver that planned it has ended"))
+                new.append(plan(1, 1))
+                new.commit(commit(1, 1))
+                run(new, 2, 80)
+                monkeypatch.setattr(journal_module, "KEEP_S", -1.0)
+                store.delete(new.obsolete())
+                now[0] += 10_000.0
+            return written
+
+    old.store = Sleepy(store, fail_at=1)
+    with pytest.raises(Fenced):
+        old.append(plan(1))
+        old.commit(commit(1))
 
 
 def test_a_store_of_another_format_is_refused_with_advice() -> None:

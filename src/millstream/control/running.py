@@ -74,6 +74,8 @@ class RunningQuery:
         self._stopping = False
         self._error: BaseException | None = None
         self._query_id: str | None = None
+        self._epoch_thread: int | None = None
+        self._delivered = driver.journal.history.epoch
         self.recent: deque[EpochFacts] = deque(maxlen=1000)
         """Facts of the last epochs this driver ran."""
         writer = frame.writeStream.foreachBatch(self._on_epoch).option("checkpointLocation", checkpoint)
@@ -92,7 +94,7 @@ class RunningQuery:
         with self._between:
             if self._stopping:
                 raise StoppedBetweenEpochs
-            self._busy = True
+            self._busy, self._epoch_thread = True, threading.get_ident()
         try:
             if self._query_id is None:
                 self._query_id = query_id(self._spark, self._checkpoint) or ""
@@ -103,12 +105,13 @@ class RunningQuery:
             )
             if self._driver.last is not None and self._driver.last is not before:
                 self.recent.append(self._driver.last)
+            self._delivered = epoch
         except BaseException as error:
             self._error = error
             raise
         finally:
             with self._between:
-                self._busy = False
+                self._busy, self._epoch_thread = False, None
                 self._between.notify_all()
 
     # -- for users
@@ -152,7 +155,7 @@ class RunningQuery:
         """Waits until an epoch is committed and delivered; returns the last committed epoch."""
         deadline = None if timeout is None else time.monotonic() + timeout
         with self._between:
-            while self.epoch < epoch or (self.epoch == epoch and self._busy):
+            while self._delivered < epoch:
                 if not self.active and not self._busy:
                     self._raise_error()
                     raise UserError(f"the query {self.name!r} ended at epoch {self.epoch}, before epoch {epoch}")
@@ -183,6 +186,11 @@ class RunningQuery:
 
     def stop(self) -> None:
         """Stops the query after the epoch that is being run. Returns when it has stopped."""
+        if self._epoch_thread == threading.get_ident():
+            raise UserError(
+                "stop() was called from inside an epoch, by a sink's function or an observer: it would wait "
+                "for itself. Call it from another thread"
+            )
         with self._between:
             self._stopping = True
             while self._busy:

@@ -32,6 +32,7 @@ from millstream.spark.executor import SparkExecutor
 from millstream.spark.session import check_session, prepare_session
 from millstream.spark.sinks import SparkDeliverer
 from millstream.spark.sources import arrow_schema, open_source, unite
+from millstream.store.journal import Journal
 from millstream.store.objects import STAGING, ObjectStore, open_store
 
 _EVOLUTION = {
@@ -88,16 +89,11 @@ class Query(QueryData):
         graph = resolve(self, {name: arrow_schema(name, frame.schema) for name, frame in frames.items()})
         opened = _open(store, store_options)
         place = _checkpoint_place(opened, checkpoint)
-        spec = Spec(graph, opened.uri, dict(store_options or {}), _codes(graph))
+        journal = Journal.open(opened)
+        spec = Spec(graph.without_code(), journal.store_id, opened.uri, dict(store_options or {}), _codes(graph))
         packed = spec.pack(cloudpickle.dumps)
-        driver = Driver(
-            spec,
-            opened,
-            SparkExecutor(spark, packed),
-            SparkDeliverer(spark, opened, packed),
-            options,
-            observe,
-        )
+        executor, deliverer = SparkExecutor(spark, packed), SparkDeliverer(spark, opened, packed)
+        driver = Driver(graph, journal, spec.codes, executor, deliverer, options, observe)
         driver.check_graph()
         check_start(driver.journal.history, query_id(spark, place), last_finished(spark, place))
         _check_workers(spark, opened, packed)

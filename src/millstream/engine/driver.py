@@ -20,7 +20,7 @@ from typing import Any, Protocol
 import pyarrow as pa
 
 from millstream.engine.delivery import Deliverer
-from millstream.engine.spec import EpochTask, SlotTask, Spec, code_hash, lanes_of, slot_tasks
+from millstream.engine.spec import EpochTask, SlotTask, code_hash, lanes_of, slot_tasks
 from millstream.engine.upkeep import Upkeep
 from millstream.errors import ConflictError, DamagedObject, MillstreamError, StepError, UserError
 from millstream.model.graph import Graph, differences
@@ -43,7 +43,6 @@ from millstream.protocol.manifest import Edit
 from millstream.protocol.routing import RoutingTable
 from millstream.store.journal import Journal
 from millstream.store.names import Maker
-from millstream.store.objects import ObjectStore
 
 MAX_ATTEMPTS = 4
 MOMENTS = ("planned", "executed", "committed", "delivering", "delivered")
@@ -92,27 +91,21 @@ class Driver:
 
     def __init__(
         self,
-        spec: Spec,
-        store: ObjectStore,
+        graph: Graph,
+        journal: Journal,
+        codes: Mapping[str, bytes],
         executor: Executor,
         deliverer: Deliverer,
         options: Options,
         observe: Observer | None = None,
         background: bool = True,
     ) -> None:
-        self.spec, self.store, self.executor, self.deliverer, self.options = (
-            spec,
-            store,
-            executor,
-            deliverer,
-            options,
-        )
-        self.graph: Graph = spec.graph
-        self.journal = Journal.open(store)
-        self.upkeep = Upkeep(store, self.graph, executor, options.compaction_budget, background)
+        self.graph, self.journal, self.executor, self.deliverer = graph, journal, executor, deliverer
+        self.store, self.options = journal.store, options
+        self.upkeep = Upkeep(self.store, graph, executor, options.compaction_budget, background)
         self.last: EpochFacts | None = None
         self._observe = observe or (lambda moment, epoch: None)
-        self._code = {name: code_hash(code) for name, code in spec.codes.items()}
+        self._code = {name: code_hash(code) for name, code in codes.items()}
 
     def check_graph(self) -> None:
         """Refuses a query whose graph is not the one the stored state was made with."""
@@ -183,7 +176,7 @@ class Driver:
         self._observe("planned", epoch)
         planned = time.perf_counter()
         try:
-            reports, producers = self._execute(plan, tables)(records)
+            reports, producers = self._execute(plan, tables, records)
         except ExecutionFailed as error:
             self.journal.append(Abort(epoch, plan.attempt, str(error)[:2000]))
             return str(error)
@@ -204,20 +197,21 @@ class Driver:
         parts = {
             "plan": (planned - started) * 1000,
             "run": (executed - planned) * 1000,
+            "steps": max(report.timings_ms.get("steps", 0.0) for report in reports),
             "commit": (ended - executed) * 1000,
         }
         self.last = EpochFacts(epoch, verdict.records, (ended - started) * 1000, parts, tries + 1)
         self._observe("committed", epoch)
         return None
 
-    def _execute(self, plan: Plan, tables: Mapping[str, RoutingTable]) -> Callable[[Any], tuple[list[Report], int]]:
+    def _execute(self, plan: Plan, tables: Mapping[str, RoutingTable], records: Any) -> tuple[list[Report], int]:
         history = self.journal.history
         maker = Maker(history.generation, plan.epoch, "a", plan.attempt)
         manifest, _ = history.manifest.edited(plan.edits)
         count = _slot_count(tables)
         task = EpochTask(plan.epoch, maker, plan.clock_ms, count, lanes_of(self.graph.steps, tables))
         slots = slot_tasks(self.graph, tables, manifest, count)
-        return lambda records: self.executor.execute(task, slots, records)
+        return self.executor.execute(task, slots, records)
 
     def _deliver(self, epoch: Epoch) -> None:
         outputs = self.journal.history.recent[epoch].outputs

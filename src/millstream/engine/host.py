@@ -16,6 +16,7 @@ import contextlib
 import time
 import traceback
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -34,7 +35,7 @@ from millstream.protocol.keyspace import Hashes
 from millstream.protocol.manifest import Family, Piece, SegmentRef
 from millstream.store import names
 from millstream.store.journal import digest_of
-from millstream.store.keys import KeyColumns, Mask, arrange
+from millstream.store.keys import KeyColumns, Mask, Rows, arrange
 from millstream.store.lookup import Found, locate
 from millstream.store.objects import ObjectStore
 from millstream.store.segments import CACHE, SegmentCache, encode_batch, write_segments
@@ -65,10 +66,14 @@ def _host(spec: Spec, task: EpochTask, mine: SlotTask, payloads: Iterable[bytes]
     steps = {step.name: step for step in spec.graph.steps}
     for number, lane in enumerate(task.lanes):
         bodies = [body for _, sections in decoded for at, body in sections if at == number]
+        grouped = _group(lane, steps[lane.steps[0]].input_schema, bodies) if bodies else None
         for name in lane.steps:
+            records[name] = 0 if grouped is None else len(grouped.order)
+            if grouped is None:
+                continue
             run = _StepRun(spec, task, mine, steps[name], pieces, store)
             try:
-                records[name] = run.apply(lane, bodies)
+                run.apply(lane, grouped)
             except RecordFailure as error:
                 return Report(mine.slot, receipts, failure=_failure(name, error))
             added += run.added
@@ -76,6 +81,30 @@ def _host(spec: Spec, task: EpochTask, mine: SlotTask, payloads: Iterable[bytes]
     ended = time.perf_counter()
     timings = {"receive": (received - started) * 1000, "steps": (ended - received) * 1000}
     return Report(mine.slot, receipts, tuple(added), tuple(outputs), records, timings_ms=timings)
+
+
+@dataclass(frozen=True, slots=True)
+class _Grouped:
+    """The records of a lane, and how they fall into keys: `hashes` and `keys` are those of the distinct keys."""
+
+    records: pa.RecordBatch
+    order: Rows
+    starts: Rows
+    hashes: Hashes
+    keys: KeyColumns
+
+
+def _group(lane: Lane, schema: pa.Schema, bodies: list[pa.Buffer]) -> _Grouped:
+    """Decodes and groups the records of a lane: once, however many steps read it."""
+    with_hash = schema.insert(0, pa.field(HASH_COLUMN, pa.uint64()))
+    batches = [pa.ipc.read_record_batch(body, with_hash) for body in bodies]
+    keyed = batches[0] if len(batches) == 1 else pa.concat_batches(batches)
+    hashes: Hashes = keyed.column(0).to_numpy()
+    records = keyed.remove_column(0)
+    keys = KeyColumns.canonical([records.column(name) for name in lane.key])
+    order, starts = arrange(hashes, keys)
+    firsts = order[starts]
+    return _Grouped(records, order, starts, hashes[firsts], keys.take(firsts))
 
 
 class _StepRun:
@@ -101,24 +130,15 @@ class _StepRun:
         self.added: list[SegmentRef] = []
         self.outputs: list[Output] = []
 
-    def apply(self, lane: Lane, bodies: list[pa.Buffer]) -> int:
-        """Applies the records of a lane; the number of records."""
-        if not bodies:
-            return 0
-        schema = self.step.input_schema.insert(0, pa.field(HASH_COLUMN, pa.uint64()))
-        batches = [pa.ipc.read_record_batch(body, schema) for body in bodies]
-        keyed = batches[0] if len(batches) == 1 else pa.concat_batches(batches)
-        hashes: Hashes = keyed.column(0).to_numpy()
-        records = keyed.remove_column(0)
-        all_keys = KeyColumns.canonical([records.column(name) for name in lane.key])
-        order, starts = arrange(hashes, all_keys)
-        firsts = order[starts]
-        keys, hashes = all_keys.take(firsts), hashes[firsts]
-        batch = Batch(records, order, starts, keys.columns, lane.key, self.step.output, self.task.epoch)
+    def apply(self, lane: Lane, grouped: _Grouped) -> None:
+        """Runs the step over the records of its lane."""
+        hashes, keys = grouped.hashes, grouped.keys
+        batch = Batch(
+            grouped.records, grouped.order, grouped.starts, keys.columns, lane.key, self.step.output, self.task.epoch
+        )
         outcome = self._run(batch, hashes, keys)
         self._write_state(batch, outcome, hashes, keys)
         self._store_productions(outcome.productions)
-        return len(order)
 
     def _run(self, batch: Batch, hashes: Hashes, keys: KeyColumns) -> Outcome:
         computation = self.spec.new_computation(self.step.name)
@@ -127,21 +147,33 @@ class _StepRun:
         except Exception as error:
             raise RecordFailure("", "", error) from error
 
+        lookups: list[_LazyState] = []
+
         def stored(state: Value) -> _LazyState:
             found = self.pieces.get(Family(self.step.name, state.name), [])
-            return _LazyState(self.store, CACHE, found, hashes, keys)
+            lookups.append(_LazyState(self.store, CACHE, found, hashes, keys))
+            return lookups[-1]
 
         try:
             outcome = run_batch(computation, self.step.states, batch, stored)
         except RecordFailure:
             with contextlib.suppress(Exception):  # the first failure is the one to report
                 computation.close()
+            self._check(lookups)
             raise
+        self._check(lookups)
         try:
             computation.close()
         except Exception as error:
             raise RecordFailure("", "", error) from error
         return outcome
+
+    @staticmethod
+    def _check(lookups: list[_LazyState]) -> None:
+        """State that could not be read is our trouble, whatever user code made of it."""
+        for lookup in lookups:
+            if lookup.trouble is not None:
+                raise lookup.trouble
 
     def _write_state(self, batch: Batch, outcome: Outcome, hashes: Hashes, keys: KeyColumns) -> None:
         for name, handle in outcome.handles.items():
@@ -182,10 +214,16 @@ class _LazyState:
     ) -> None:
         self._arguments = (store, cache, pieces, hashes, keys)
         self._found: Found | None = None
+        self.trouble: DamagedObject | StoreUnavailable | None = None
+        """Why it could not be looked up. User code sees the exception too, and might swallow it."""
 
     def _look(self) -> Found:
         if self._found is None:
-            self._found = locate(*self._arguments)
+            try:
+                self._found = locate(*self._arguments)
+            except (DamagedObject, StoreUnavailable) as error:
+                self.trouble = error
+                raise
         return self._found
 
     def present(self) -> Mask:

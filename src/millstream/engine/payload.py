@@ -23,7 +23,7 @@ from millstream.store.objects import ObjectStore
 from millstream.store.segments import read_checked
 
 INLINE_LIMIT = 256 << 20
-"""Bytes of one body that travel through the shuffle; a Java array ends at 2 GiB, a worker's memory before that."""
+"""Bytes of one payload that travel through the shuffle; a Java array ends at 2 GiB, a worker's memory before that."""
 
 
 class Stored(msgspec.Struct, frozen=True, array_like=True):
@@ -65,9 +65,11 @@ def encode(
             state.update(memoryview(body))
     receipt = state.hexdigest()
     for sections in bodies:
-        heads, parts = [], []
+        heads, parts, inline = [], [], 0
         for lane, body in sections:
-            if body.size > inline_limit:
+            inline += body.size
+            if inline > inline_limit:
+                inline -= body.size
                 data = memoryview(body).cast("B")
                 stored = Stored(names.overflow(maker, str(producer)), body.size, digest_of(data))
                 store.put(stored.name, data)

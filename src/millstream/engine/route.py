@@ -19,8 +19,8 @@ from millstream.engine.spec import HASH_COLUMN, EpochTask, Lane
 from millstream.store.keys import KeyColumns
 from millstream.store.objects import ObjectStore
 
-FLUSH_ROWS = 4_000_000
-"""Records that are gathered before they are split."""
+FLUSH_BYTES = 128 << 20
+"""What is gathered before it is split."""
 
 
 def route(
@@ -29,13 +29,13 @@ def route(
     """The payload of each slot, from batches of named streams."""
     bodies: Bodies = [[] for _ in range(task.slot_count)]
     waiting: dict[str, list[pa.RecordBatch]] = {}
-    rows = 0
+    gathered = 0
     for stream, batch in batches:
         waiting.setdefault(stream, []).append(batch)
-        rows += batch.num_rows
-        if rows >= FLUSH_ROWS:
+        gathered += batch.nbytes
+        if gathered >= FLUSH_BYTES:
             _split(task, waiting, bodies)
-            waiting, rows = {}, 0
+            waiting, gathered = {}, 0
     _split(task, waiting, bodies)
     return encode(bodies, producer, store, task.maker)
 

@@ -35,6 +35,7 @@ class Spec:
     """A query as its workers see it. `codes` holds each step's computation, pickled: a fresh copy per task."""
 
     graph: Graph
+    store_id: str
     store_uri: str
     store_options: dict[str, str]
     codes: dict[str, bytes]

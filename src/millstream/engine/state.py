@@ -18,7 +18,7 @@ from millstream.protocol.keyspace import LAST, Range, clip
 from millstream.protocol.manifest import Family, Manifest, Piece
 from millstream.store.merge import newest_rows
 from millstream.store.objects import ObjectStore
-from millstream.store.segments import SegmentCache
+from millstream.store.segments import CACHE
 
 PART_BYTES = 64 << 20
 """About how much is read at a time."""
@@ -45,7 +45,7 @@ def parts_of(pieces: Sequence[Piece], part_bytes: int = PART_BYTES) -> list[tupl
 
 def read_part(store: ObjectStore, schema: pa.Schema, span: Range, pieces: Sequence[Piece]) -> pa.RecordBatch:
     """The state in one range."""
-    rows = newest_rows(store, SegmentCache(), pieces, span, drop_dead=True)
+    rows = newest_rows(store, CACHE, pieces, span, drop_dead=True)
     return pa.RecordBatch.from_arrays([*rows.keys.columns, rows.values], schema=schema)
 
 

@@ -2,11 +2,14 @@
 
 Rules
 -----
-- Upkeep never blocks an epoch: one round at a time runs in the background; an epoch only picks up finished edits.
+- No epoch waits for upkeep: one round at a time runs in the background, and an epoch only picks up finished edits. (A
+  compaction is a Spark task like any other, so it shares the workers' cores with the epoch; its budget bounds that.)
 - A finished compaction is an edit. The next plan applies it if its inputs are unchanged (`Manifest.admits`);
   otherwise it is dropped, and its output is garbage.
-- A failure of upkeep is remembered and shown, and never fails the query: the next round tries again. State grows
-  slower to read, not wrong.
+- What a compaction of this driver has made, or may be making, is never garbage: which ones are live is read *before*
+  the history that says what they have become (G3).
+- A failure of upkeep is remembered and shown, and never fails the query: the next round tries again. Garbage is
+  collected before anything is compacted, so that a full disk can recover.
 """
 
 from __future__ import annotations
@@ -20,7 +23,7 @@ from millstream.model.graph import Graph
 from millstream.protocol.compaction import Job, choose
 from millstream.protocol.epochs import History
 from millstream.protocol.manifest import Edit, Family, Manifest
-from millstream.store.garbage import unneeded
+from millstream.store.garbage import clear_staging, unneeded
 from millstream.store.journal import Journal
 from millstream.store.names import Maker
 from millstream.store.objects import ObjectStore
@@ -45,6 +48,7 @@ class Upkeep:
         self._finished: dict[int, Edit] = {}  # by number of the compaction
         self._running: set[int] = set()
         self._next_number = 0
+        self._collected_at = 0
         self._stopped = False
         self.trouble: str | None = None
         """What went wrong in the last round, if anything."""
@@ -73,20 +77,21 @@ class Upkeep:
         if self._stopped or (self._thread is not None and self._thread.is_alive()):
             return
         history = journal.history
-        collect = history.epoch % GARBAGE_EVERY == 0
+        collect = history.epoch - self._collected_at >= GARBAGE_EVERY
         jobs = self._choose(history)
         if not jobs and not collect:
             return
+        if collect:
+            self._collected_at = history.epoch
+        with self._lock:
+            self._running = {maker.number for _, maker, _ in jobs}
         if self._background:
             self._thread = threading.Thread(
-                target=self._round,
-                args=(journal, history, jobs, collect),
-                name="millstream-upkeep",
-                daemon=True,
+                target=self._round, args=(journal, jobs, collect), name="millstream-upkeep", daemon=True
             )
             self._thread.start()
         else:
-            self._round(journal, history, jobs, collect)
+            self._round(journal, jobs, collect)
 
     def _choose(self, history: History) -> list[tuple[Job, Maker, int]]:
         manifest, _ = history.manifest.edited(self.edits_for(history.manifest))
@@ -100,36 +105,39 @@ class Upkeep:
                         self._next_number += 1
         return jobs
 
-    def _round(self, journal: Journal, history: History, jobs: list[tuple[Job, Maker, int]], collect: bool) -> None:
-        try:
-            with self._lock:
-                self._running = {maker.number for _, maker, _ in jobs}
-            for item in jobs:
-                if self._stopped:
-                    return
-                [edit] = self._executor.compact([item])
-                with self._lock:
-                    self._finished[item[1].number] = edit
-                    self._running.discard(item[1].number)
-                    self.compactions += 1
-            if collect:
-                self.collect(journal, history)
-            self.trouble = None
-        except Exception as error:  # rule 3: shown, never fatal
+    def _round(self, journal: Journal, jobs: list[tuple[Job, Maker, int]], collect: bool) -> None:
+        troubles: list[str] = []
+        if collect:
+            try:
+                self.collect(journal)
+            except Exception as error:
+                troubles.append(f"{type(error).__name__}: {error}")
+        for item in jobs:
+            number = item[1].number
             if not self._stopped:
-                self.trouble = f"{type(error).__name__}: {error}"
-                _LOG.warning("upkeep failed and will be tried again: %s", self.trouble)
-        finally:
+                try:
+                    [edit] = self._executor.compact([item])
+                    with self._lock:
+                        self._finished[number] = edit
+                        self.compactions += 1
+                except Exception as error:
+                    troubles.append(f"{type(error).__name__}: {error}")
             with self._lock:
-                self._running = set()
+                self._running.discard(number)
+        if not self._stopped:
+            self.trouble = "; ".join(dict.fromkeys(troubles)) or None
+            if self.trouble:
+                _LOG.warning("upkeep failed and will be tried again: %s", self.trouble)
 
-    def collect(self, journal: Journal, history: History) -> int:
+    def collect(self, journal: Journal) -> int:
         """Deletes what the journal has released; the number of objects."""
         with self._lock:
             live = self._running | set(self._finished)
+        history = journal.history  # after `live`: what was finished then is live, or applied here
         names = unneeded(self._store, history, live)
         names += journal.obsolete()
         self._store.delete(names)
+        clear_staging(self._store)
         return len(names)
 
     def close(self) -> None:

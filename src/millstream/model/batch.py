@@ -148,7 +148,7 @@ class Batch:
 def output_column(field: pa.Field, values: Any) -> pa.Array:
     """Values as a column of an output; an error names the column."""
     try:
-        array = array_from(values, field.type)
+        array = array_from(values.copy() if isinstance(values, np.ndarray) else values, field.type)
     except UserError as error:
         raise UserError(f"output column {field.name!r}: {error}") from error
     if not field.nullable and array.null_count:

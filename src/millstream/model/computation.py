@@ -12,6 +12,7 @@ Rules
 from __future__ import annotations
 
 import gc
+from bisect import bisect_right
 from collections import namedtuple
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -150,16 +151,16 @@ def run_batch(
         vars(computation).update(handles)
         try:
             productions = _collect_batches(computation.on_batch(batch), schema)
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             raise RecordFailure("", "", error) from error
     else:
         cells = {name: record_handle(state, batch, stored(state)) for name, state in states.items()}
         vars(computation).update(cells)
-        produced = _apply_records(computation, batch, list(cells.values()))
+        produced, ends = _apply_records(computation, batch, list(cells.values()))
         try:
             productions = _from_rows(produced, schema)
-        except UserError as error:
-            raise RecordFailure("", "", error) from error
+        except Exception as error:
+            raise RecordFailure(_key_of_misfit(batch, produced, ends, schema), "", error) from error
         handles = dict(cells)
     return Outcome(productions, handles)
 
@@ -174,11 +175,13 @@ def changes_of(handle: BatchValue | RecordValue, batch: Batch) -> Any:
         raise RecordFailure("", "", error) from error
 
 
-def _apply_records(computation: Computation, batch: Batch, cells: list[RecordValue]) -> list[Any]:
+def _apply_records(computation: Computation, batch: Batch, cells: list[RecordValue]) -> tuple[list[Any], list[int]]:
+    """All productions, and where those of each key end."""
     records, keys = _rows_as_tuples(batch.rows), _keys(batch)
     bounds = [*batch.starts.tolist(), len(records)]
     on_record, at = computation.on_record, At(batch.epoch)
     produced: list[Any] = []
+    ends: list[int] = []
     extend = produced.extend
     index = position = 0
     collecting = gc.isenabled()
@@ -192,12 +195,23 @@ def _apply_records(computation: Computation, batch: Batch, cells: list[RecordVal
                 yielded = on_record(records[position], at)
                 if yielded is not None:
                     extend(yielded)
-    except Exception as error:
+            ends.append(len(produced))
+    except (Exception, SystemExit) as error:
         raise RecordFailure(repr(keys[index]), repr(records[position]), error) from error
     finally:
         if collecting:
             gc.enable()
-    return produced
+    return produced, ends
+
+
+def _key_of_misfit(batch: Batch, produced: list[Any], ends: list[int], schema: pa.Schema | None) -> str:
+    """The key whose production is the first that does not fit."""
+    for index, item in enumerate(produced):
+        try:
+            _from_rows([item], schema)
+        except Exception:
+            return repr(_keys(batch)[bisect_right(ends, index)])
+    return ""
 
 
 def _keys(batch: Batch) -> list[Any]:
@@ -231,11 +245,11 @@ def _from_rows(produced: list[Any], schema: pa.Schema | None) -> pa.RecordBatch 
     if schema is None:
         raise UserError(f"on_record yielded {produced[0]!r}, but the computation declares no output")
     kinds = set(map(type, produced))
-    if dict in kinds:
-        produced = [_dict_as_tuple(item, schema) if isinstance(item, dict) else item for item in produced]
-    elif not all(issubclass(kind, (tuple, list)) for kind in kinds):
-        odd = next(item for item in produced if not isinstance(item, (tuple, list)))
+    if not all(issubclass(kind, (tuple, list, dict)) for kind in kinds):
+        odd = next(item for item in produced if not isinstance(item, (tuple, list, dict)))
         raise UserError(f"on_record yielded {odd!r}; yield tuples or dicts that fit {format_schema(schema)}")
+    if any(issubclass(kind, dict) for kind in kinds):
+        produced = [_dict_as_tuple(item, schema) if isinstance(item, dict) else item for item in produced]
     if set(map(len, produced)) != {len(schema)}:
         odd = next(item for item in produced if len(item) != len(schema))
         raise UserError(

@@ -14,7 +14,7 @@ Rules
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pyarrow as pa
@@ -22,6 +22,7 @@ import pyarrow as pa
 from millstream.errors import UserError
 from millstream.model.computation import Computation, declared_states, output_schema
 from millstream.model.query import Query, SinkNode, check_name
+from millstream.model.sinks import Sink
 from millstream.model.state import Value
 from millstream.model.types import check_key_type, format_schema, format_type
 
@@ -66,6 +67,11 @@ class Graph:
     def stored_streams(self) -> frozenset[str]:
         """Streams whose productions are stored because a sink receives them."""
         return frozenset(sink.input for sink in self.sinks)
+
+    def without_code(self) -> Graph:
+        """The graph as workers need it: computations travel apart, and sinks stay with the driver."""
+        steps = tuple(replace(step, computation=Computation()) for step in self.steps)
+        return replace(self, steps=steps, sinks=tuple(replace(sink, sink=Sink()) for sink in self.sinks))
 
     def describe(self) -> dict[str, Any]:
         """What stored state depends on, as JSON."""

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import copy
 import pickle
-from collections.abc import Iterator
 from datetime import date, time, timedelta
 from decimal import Decimal
 from typing import Any, Protocol, overload
@@ -87,9 +86,7 @@ class Value:
         return self.default if isinstance(self.default, _UNCHANGEABLE) else copy.deepcopy(self.default)
 
     def encode(self, values: Any) -> pa.Array:
-        """Values as they are stored: the declared Arrow type, or pickled bytes."""
-        if self.is_object:
-            return pa.array([pickle.dumps(value, protocol=5) for value in values], pa.binary())
+        """Values as an array of the declared type."""
         array = array_from(values, self.arrow_type)
         if self.default is not None and array.null_count:
             raise UserError(f"state {self.name!r} has a default, so it cannot hold null; delete the value instead")
@@ -159,9 +156,17 @@ class BatchValue:
 
     def read(self, batch: Batch) -> Any:
         self._check(batch)
+        values = self._current()
+        if self._declared.is_object:
+            default = self._declared.fresh_default
+            return _object_array([default() if data is None else pickle.loads(data) for data in values])
+        return values.copy() if isinstance(values, np.ndarray) else values
+
+    def _current(self) -> Any:
+        """The values as they are now, not to be handed out: Python objects as their bytes, None where absent."""
         if self._values is None:
             self._values = self._load()
-        return self._values.copy() if isinstance(self._values, np.ndarray) else self._values
+        return self._values
 
     def exists(self, batch: Batch) -> Mask:
         self._check(batch)
@@ -176,9 +181,9 @@ class BatchValue:
             )
         declared = self._declared
         if declared.is_object:
-            fresh: Any = _object_array(list(values))
+            fresh: Any = _object_array([pickle.dumps(value, protocol=5) for value in values])
         else:
-            fresh = declared.encode(values)
+            fresh = declared.encode(values.copy() if isinstance(values, np.ndarray) else values)
             if declared.is_numpy:
                 fresh = fresh.to_numpy(zero_copy_only=False)
         if where is None:
@@ -198,12 +203,9 @@ class BatchValue:
         if self._changed is None or not self._changed.any():
             return None
         assert self._present is not None
-        changed, values = self._changed, self._values
-        if self._declared.is_object:
-            encoded = self._declared.encode([v if c else None for v, c in zip(values, changed, strict=True)])
-        else:
-            encoded = pa.array(values, self._declared.arrow_type) if isinstance(values, np.ndarray) else values
-        return changed, encoded, ~self._present
+        values = self._values
+        encoded = pa.array(values, self._declared.arrow_type) if isinstance(values, np.ndarray) else values
+        return self._changed, encoded, ~self._present
 
     def _check(self, batch: Batch) -> None:
         if batch is not self._batch:
@@ -220,7 +222,7 @@ class BatchValue:
             return self._stored.numbers(declared.default, declared.numpy_type)
         loaded = self._stored.arrow(declared.arrow_type)
         if declared.is_object:
-            return _object_array(list(_unpickled(declared, loaded, self._now_present())))
+            return _object_array(loaded.to_pylist())
         if declared.default is not None:
             default = array_from([declared.default], declared.arrow_type)[0]
             return pc.if_else(pa.array(self._now_present()), loaded, default)
@@ -231,7 +233,7 @@ class BatchValue:
         if declared.is_numpy:
             return np.full(count, declared.default, declared.numpy_type)
         if declared.is_object:
-            return _object_array([declared.fresh_default() for _ in range(count)])
+            return np.full(count, None, np.object_)
         if declared.default is not None:
             return array_from([declared.default] * count, declared.arrow_type)
         return pa.nulls(count, declared.arrow_type)
@@ -239,10 +241,10 @@ class BatchValue:
     def _put(self, fresh: Any, where: Mask) -> None:
         if len(where) != len(self._batch):
             raise UserError(f"where has {len(where)} entries, {len(self._batch)} expected, one for each of batch.keys")
-        current = self.read(self._batch)
+        current = self._current()
         if isinstance(current, np.ndarray):
-            current[where] = fresh[where]
-            self._values = current
+            self._values = current.copy()
+            self._values[where] = fresh[where]
         else:
             self._values = pc.if_else(pa.array(where), fresh, current)
         self._present = self._now_present() | where
@@ -371,8 +373,3 @@ def _object_array(values: list[Any]) -> npt.NDArray[np.object_]:
     result = np.empty(len(values), np.object_)
     result[:] = values
     return result
-
-
-def _unpickled(declared: Value, loaded: pa.Array, present: Mask) -> Iterator[Any]:
-    for data, there in zip(loaded, present, strict=True):
-        yield pickle.loads(data.as_buffer()) if there else declared.fresh_default()

@@ -20,7 +20,7 @@ from itertools import pairwise
 from millstream.protocol.keyspace import Range, clip, width
 from millstream.protocol.manifest import Family, Manifest, Piece
 
-DEFAULT_BUDGET = 64 << 20
+DEFAULT_BUDGET = 32 << 20
 FAN_IN = 4
 _RATIO = 2.0
 

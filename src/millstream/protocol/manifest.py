@@ -2,7 +2,7 @@
 
 Rules
 -----
-- A manifest is a value. A commit changes it only by a `Change`: segments added by the epoch, and edits that replace
+- A manifest is a value. A commit changes it in two ways only: segments added by the epoch, and edits that replace
   pieces of older segments by a merged one (G3: nothing else enters).
 - A family is one declared state of one step. Its pieces are read newest first; `order` is the epoch of the newest
   update a segment may hold, and for any point of the key space no two pieces of a family share an order.

@@ -93,6 +93,10 @@ def check_session(spark: Any) -> SparkSession:
         raise UserError(f"found {spark!r}, expected a SparkSession; millstream.session() makes one")
     if spark.sparkContext._jsc is None:
         raise UserError("this Spark session has been stopped; make a new one with millstream.session()")
+    if str(spark.conf.get("spark.sql.execution.arrow.useLargeVarTypes", "false")).lower() == "true":
+        raise UserError(
+            "spark.sql.execution.arrow.useLargeVarTypes is true, expected false; records travel as plain types"
+        )
     if not is_local(spark):
         conf = spark.sparkContext.getConf()
         wrong = []
@@ -115,8 +119,8 @@ def prepare_session(spark: SparkSession, checkpoint: str, available_now: bool) -
     - For available-now: the ticker's source does not know that trigger, and without Spark's wrapper one such source
       makes Spark read the whole backlog of all sources in one epoch, whatever their limits.
     - For a checkpoint on a local disk: Spark's default way to write its logs starts external programs for each file
-      where Hadoop has no native library, which costs as much as a small epoch. The journal keeps a second driver
-      out, so the stricter rename of the default is not needed.
+      where Hadoop has no native library, which costs as much as a small epoch. The other way renames without asking
+      whether the target has appeared meanwhile; which driver's epochs count is decided by the journal alone.
     """
     if available_now:
         spark.conf.set(_AVAILABLE_NOW, "true")

@@ -24,8 +24,10 @@ from millstream.model.query import SinkNode
 from millstream.model.sinks import ForeachBatch, Memory, Parquet
 from millstream.protocol.epochs import Output
 from millstream.spark.frames import productions_frame
-from millstream.store.journal import digest_of
+from millstream.store.garbage import clear_staging
 from millstream.store.objects import ObjectStore, open_store
+
+_MADE_OF = "millstream.made_of"
 
 
 class SparkDeliverer:
@@ -56,22 +58,18 @@ class SparkDeliverer:
             return
         if sink.name not in self._targets:
             self._targets[sink.name] = open_store(declared.path, declared.options)
+            clear_staging(self._targets[sink.name])
         target = self._targets[sink.name]
+        made_of = ",".join(output.digest for output in outputs)
         table = read_productions(self._store, schema, outputs)
-        data = memoryview(parquet_bytes(table)).cast("B")
+        data = memoryview(parquet_bytes(table, made_of)).cast("B")
         file = f"epoch-{epoch:012d}.parquet"
-        if not target.create(file, data) and digest_of(target.get(file) or b"") != digest_of(data):
+        if not target.create(file, data) and _made_of(target.get(file)) != made_of:
             raise UserError(
                 f"sink {sink.name!r}: {target.uri}/{file} exists with other content, so it is of another query or "
                 "store. Nothing was overwritten. Give this sink a folder of its own, then start the query again"
             )
-        line = {
-            "epoch": epoch,
-            "file": file,
-            "rows": table.num_rows,
-            "bytes": len(data),
-            "digest": digest_of(data),
-        }
+        line = {"epoch": epoch, "file": file, "rows": table.num_rows, "made_of": made_of}
         target.create(f"_manifest/{epoch:012d}.json", msgspec.json.encode(line))
 
     def _foreach(
@@ -84,11 +82,22 @@ class SparkDeliverer:
             raise SinkError(sink.name, epoch, f"{type(error).__name__}: {error}") from error
 
 
-def parquet_bytes(table: pa.Table) -> pa.Buffer:
-    """A table as a Parquet file; the same table always gives the same bytes."""
+def parquet_bytes(table: pa.Table, made_of: str) -> pa.Buffer:
+    """A table as a Parquet file that says which productions it was made of."""
     out = pa.BufferOutputStream()
-    pq.write_table(table, out)
+    pq.write_table(table.replace_schema_metadata({_MADE_OF: made_of}), out)
     return out.getvalue()
+
+
+def _made_of(data: memoryview | None) -> str | None:
+    """What a Parquet file says it was made of. Not its bytes: another release of Arrow would write others."""
+    if data is None:
+        return None
+    try:
+        found = pq.read_schema(pa.BufferReader(pa.py_buffer(data))).metadata or {}
+    except pa.ArrowInvalid:
+        return None
+    return str(found.get(_MADE_OF.encode(), b""), "utf-8")
 
 
 def _own_copy(table: pa.Table) -> pa.Table:

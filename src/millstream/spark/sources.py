@@ -20,7 +20,7 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as sql
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.streaming.readwriter import DataStreamReader
-from pyspark.sql.types import ArrayType, DataType, MapType, StructField, StructType
+from pyspark.sql.types import ArrayType, DataType, MapType, StringType, StructField, StructType
 
 from millstream.errors import UserError
 from millstream.model.query import SourceNode
@@ -118,6 +118,8 @@ def _nullable_field(field: StructField) -> StructField:
 
 
 def _nullable(kind: DataType) -> DataType:
+    if isinstance(kind, StringType) and kind.collation != "UTF8_BINARY":
+        raise UserError(f"its collation is {kind.collation}, and keys are compared byte by byte")
     if isinstance(kind, StructType):
         return StructType([_nullable_field(field) for field in kind.fields])
     if isinstance(kind, ArrayType):

@@ -19,22 +19,33 @@ from pyspark.serializers import pack_long
 from millstream.engine.host import host
 from millstream.engine.route import route
 from millstream.engine.spec import EpochTask, SlotTask, Spec, unpack
+from millstream.errors import StoreUnavailable
 from millstream.protocol.compaction import Job
 from millstream.protocol.manifest import Edit
+from millstream.store.journal import check_format
 from millstream.store.merge import merge
 from millstream.store.names import Maker
 from millstream.store.objects import ObjectStore, open_store
-from millstream.store.segments import SegmentCache
+from millstream.store.segments import CACHE
 
 
 @lru_cache(maxsize=16)
-def _store(uri: str, options: tuple[tuple[str, str], ...]) -> ObjectStore:
-    return open_store(uri, dict(options))
+def _store(uri: str, options: tuple[tuple[str, str], ...], store_id: str) -> ObjectStore:
+    store = open_store(uri, dict(options), make=False)
+    found = check_format(store)
+    if found != store_id:
+        raise StoreUnavailable(
+            f"{uri} is another store on this worker (id {found}) than on the driver (id {store_id}); mount the same one"
+        )
+    return store
 
 
 def store_of(spec: Spec) -> ObjectStore:
-    """The store of a query; opened once per process."""
-    return _store(spec.store_uri, tuple(sorted(spec.store_options.items())))
+    """The store of a query, which must be the driver's; opened once per process.
+
+    A worker that joined later and sees an empty directory in its place must not write state there.
+    """
+    return _store(spec.store_uri, tuple(sorted(spec.store_options.items())), spec.store_id)
 
 
 def router(spec_bytes: bytes, task: EpochTask) -> Any:
@@ -99,7 +110,7 @@ def _compact(spec_bytes: bytes, tasks: Iterable[bytes]) -> Iterator[bytes]:
     spec = unpack(spec_bytes)
     for data in tasks:
         job, maker, slot = msgspec.msgpack.decode(data, type=tuple[Job, Maker, int])
-        edit: Edit = merge(store_of(spec), SegmentCache(), job, maker, slot)
+        edit: Edit = merge(store_of(spec), CACHE, job, maker, slot)
         yield msgspec.msgpack.encode(edit)
 
 

@@ -34,4 +34,9 @@ def unneeded(store: ObjectStore, history: History, live: Collection[int]) -> lis
                 continue
             if settled(history, maker.generation, maker.kind, maker.epoch, maker.number, live):
                 found.append(item.name)
-    return found + [item.name for item in store.list(STAGING) if item.age_s > ABANDONED_S]
+    return found
+
+
+def clear_staging(store: ObjectStore) -> None:
+    """Deletes what processes that died were writing."""
+    store.delete([item.name for item in store.list(STAGING) if item.age_s > ABANDONED_S])

@@ -73,6 +73,7 @@ class Journal:
 
     def __init__(self, store: ObjectStore) -> None:
         self.store = store
+        self.store_id = ""
         self.history = History()
         self.next_number = 0
         self._previous = ""
@@ -84,8 +85,8 @@ class Journal:
     @classmethod
     def open(cls, store: ObjectStore) -> Journal:
         """Reads the journal of a store, making the store if it is empty. Claims nothing."""
-        check_format(store)
         journal = cls(store)
+        journal.store_id = check_format(store)
         journal._read()
         return journal
 
@@ -168,6 +169,7 @@ class Journal:
 
     def _create(self, envelope: Envelope, data: bytes) -> None:
         name = names.journal_entry(envelope.number)
+        began = _clock()
         try:
             written = self.store.create(name, data)
         except StoreUnavailable:
@@ -180,7 +182,7 @@ class Journal:
             beyond = [item.name for item in self.store.list(names.JOURNAL) if item.name > name]
             if beyond:
                 raise self._fenced(max(beyond))
-        self._looked_at = _clock()
+        self._looked_at = began  # not now: this thread may have slept since
 
     def _is_ours(self, name: str, nonce: str) -> bool:
         data = self.store.get(name)
@@ -230,23 +232,26 @@ class Journal:
         return next((number for number, commit, _ in self._snapshots() if commit.epoch <= oldest), 0)
 
 
-def check_format(store: ObjectStore) -> None:
-    """Writes the format version into an empty store; refuses a store of another version."""
+def check_format(store: ObjectStore) -> str:
+    """Writes format version and id into an empty store; refuses a store of another version. Returns the id."""
     found = store.get(names.FORMAT)
     if found is None:
         if any(True for _ in store.list(names.JOURNAL)):
             raise DamagedObject(names.FORMAT, "nothing", "the format version of a store with a journal")
-        store.create(names.FORMAT, b'{"millstream": %d}\n' % FORMAT_VERSION)
+        fresh = {"millstream": FORMAT_VERSION, "id": secrets.token_hex(8)}
+        store.create(names.FORMAT, msgspec.json.encode(fresh) + b"\n")
         found = store.get(names.FORMAT) or memoryview(b"")
     try:
-        version = msgspec.json.decode(bytes(found))["millstream"]
-    except (msgspec.DecodeError, KeyError, TypeError) as error:
-        raise DamagedObject(names.FORMAT, repr(bytes(found)[:40]), '{"millstream": <version>}') from error
+        decoded = msgspec.json.decode(bytes(found))
+        version, store_id = decoded["millstream"], str(decoded.get("id", ""))
+    except (msgspec.DecodeError, KeyError, TypeError, AttributeError) as error:
+        raise DamagedObject(names.FORMAT, repr(bytes(found)[:40]), '{"millstream": <version>, "id": ...}') from error
     if version != FORMAT_VERSION:
         raise UserError(
             f"the store {store.uri} has format version {version}, this Millstream reads version {FORMAT_VERSION}. "
             "Use the Millstream release that wrote it, or a new store."
         )
+    return store_id
 
 
 def history_at(store: ObjectStore, epoch: Epoch) -> History:

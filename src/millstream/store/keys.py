@@ -212,18 +212,17 @@ def _hash_column(column: pa.Array) -> Hashes:
 
 
 def _equal(mine: pa.Array, rows: Rows | slice, theirs: pa.Array, other_rows: Rows | slice) -> Mask:
-    left, right = _bits(mine), _bits(theirs)
+    a, b = _taken(mine, rows), _taken(theirs, other_rows)  # first: the columns may be those of a large segment
+    left, right = _bits(a), _bits(b)
+    equal: Mask
     if left is not None and right is not None:
-        equal: Mask = left[rows] == right[other_rows]
-        if not (mine.null_count or theirs.null_count):
-            return equal
-        absent, absent_too = _nulls(mine)[rows], _nulls(theirs)[other_rows]
-        return np.where(absent | absent_too, absent & absent_too, equal)
-    a, b = _taken(mine, rows), _taken(theirs, other_rows)
-    equal = pc.fill_null(pc.equal(a, b), False).to_numpy(zero_copy_only=False)
-    if a.null_count and b.null_count:
-        equal = equal | (_nulls(a) & _nulls(b))
-    return equal
+        equal = left == right
+    else:
+        equal = pc.fill_null(pc.equal(a, b), False).to_numpy(zero_copy_only=False)
+    if not (a.null_count or b.null_count):
+        return equal
+    absent, absent_too = _nulls(a), _nulls(b)
+    return np.where(absent | absent_too, absent & absent_too, equal)
 
 
 def _taken(column: pa.Array, rows: Rows | slice) -> pa.Array:

@@ -87,9 +87,9 @@ def locate(store: ObjectStore, cache: SegmentCache, pieces: Sequence[Piece], has
             pending = pending[source[pending] < 0]
             wanted = hashes[pending]
     for index, segment in enumerate(segments):
-        if segment.dead is not None:
+        if segment.has_dead:
             mine = np.flatnonzero(source == index)
-            source[mine[segment.dead[row[mine]]]] = -1
+            source[mine[segment.dead(row[mine])]] = -1
     return Found(tuple(segments), source, row)
 
 

@@ -47,7 +47,7 @@ def newest_rows(
             hashes.append(segment.hashes[rows])
             keys.append(segment.keys.part(rows.start, length))
             values.append(segment.values.slice(rows.start, length))
-            dead.append(segment.dead[rows] if segment.dead is not None else np.zeros(length, np.bool_))
+            dead.append(segment.dead(rows))
     all_hashes, all_keys = np.concatenate(hashes), concat_keys(keys)
     order, starts = arrange(all_hashes, all_keys)
     newest = order[starts]  # the arrangement is stable and pieces come newest first

@@ -142,15 +142,15 @@ class ObjectStoreBackend:
         return self._root / name if self._root is not None else None
 
 
-def open_store(uri: str, options: Mapping[str, str] | None = None) -> ObjectStore:
+def open_store(uri: str, options: Mapping[str, str] | None = None, *, make: bool = True) -> ObjectStore:
     """Opens the store at a URI: a path or `file://` for a directory (made if missing), `s3://`, `gs://`, `az://`.
 
     `options` are obstore's settings for the backend (keys, region, endpoint); without them the environment's hold.
-    `memory://` gives a new empty store that only this process sees.
+    `memory://` gives a new empty store that only this process sees. Without `make`, a directory must be there.
     """
     parts = urlsplit(uri)
     if parts.scheme in ("", "file"):
-        return _open_directory(uri, Path(unquote(parts.path)) if parts.scheme else Path(uri))
+        return _open_directory(Path(unquote(parts.path)) if parts.scheme else Path(uri), make)
     if parts.scheme == "memory":
         return ObjectStoreBackend(uri, MemoryStore(), None)
     try:
@@ -162,8 +162,10 @@ def open_store(uri: str, options: Mapping[str, str] | None = None) -> ObjectStor
         ) from error
 
 
-def _open_directory(uri: str, root: Path) -> ObjectStore:
+def _open_directory(root: Path, make: bool) -> ObjectStore:
     root = root.expanduser().absolute()
+    if not make and not root.is_dir():
+        raise StoreUnavailable(f"the store {root} is not there here; mount the same directory on every worker")
     try:
         root.mkdir(parents=True, exist_ok=True)
         return ObjectStoreBackend(root.as_uri(), LocalStore(root), root)

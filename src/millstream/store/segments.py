@@ -30,7 +30,7 @@ from millstream.protocol.keyspace import LAST, Hashes, Range, clip
 from millstream.protocol.manifest import Family, SegmentRef
 from millstream.store import names
 from millstream.store.journal import digest_of
-from millstream.store.keys import KeyColumns, Mask
+from millstream.store.keys import KeyColumns, Mask, Rows
 from millstream.store.objects import ObjectStore
 
 MAX_SEGMENT_BYTES = 128 << 20
@@ -57,12 +57,19 @@ class Segment:
     def values(self) -> pa.Array:
         return self.batch.column("value")
 
-    @cached_property
-    def dead(self) -> Mask | None:
-        """Which rows are tombstones; None if there are none."""
-        if "dead" not in self.batch.schema.names:
-            return None
-        result: Mask = self.batch.column("dead").to_numpy(zero_copy_only=False)
+    @property
+    def has_dead(self) -> bool:
+        """Whether any row is a tombstone."""
+        return "dead" in self.batch.schema.names
+
+    def dead(self, rows: Rows | slice) -> Mask:
+        """Which of these rows are tombstones."""
+        if not self.has_dead:
+            count = rows.stop - rows.start if isinstance(rows, slice) else len(rows)
+            return np.zeros(count, np.bool_)
+        column = self.batch.column("dead")
+        chosen = column[rows] if isinstance(rows, slice) else column.take(pa.array(rows))
+        result: Mask = chosen.to_numpy(zero_copy_only=False)
         return result
 
     def rows_in(self, span: Range) -> slice:
@@ -141,12 +148,21 @@ def encode_batch(batch: pa.RecordBatch) -> memoryview:
 
 def read_checked(store: ObjectStore, name: str, size: int, digest: str) -> pa.Buffer:
     """The bytes of an object, mapped where it is a file, if they are those that were written."""
+    try:
+        return _checked(store, name, size, digest)
+    except DamagedObject:
+        if store.path(name) is not None or store.uri.startswith("memory:"):
+            raise
+        _copy_of(store.uri, name).unlink(missing_ok=True)  # the local copy may be damaged rather than the object
+        return _checked(store, name, size, digest)
+
+
+def _checked(store: ObjectStore, name: str, size: int, digest: str) -> pa.Buffer:
     mapped = _mapped(store, name, size)
     if mapped.size != size:
         raise DamagedObject(name, f"{mapped.size} bytes", f"{size} bytes")
     found = digest_of(memoryview(mapped))
     if found != digest:
-        _forget_copy(store, name)  # the copy may be damaged rather than the object: the next try fetches it anew
         raise DamagedObject(name, f"bytes with digest {found}", f"digest {digest}")
     return mapped
 
@@ -181,11 +197,6 @@ def _fetched(store: ObjectStore, name: str, size: int) -> Path:
 def _copy_of(uri: str, name: str) -> Path:
     root = Path(tempfile.gettempdir()) / f"millstream-{os.getuid()}"
     return root / digest_of(uri.encode()) / name.replace("/", "__")
-
-
-def _forget_copy(store: ObjectStore, name: str) -> None:
-    if store.path(name) is None:
-        _copy_of(store.uri, name).unlink(missing_ok=True)
 
 
 class SegmentCache:

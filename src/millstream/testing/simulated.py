@@ -30,7 +30,7 @@ from millstream.model.types import parse_schema
 from millstream.protocol.compaction import Job
 from millstream.protocol.epochs import Epoch, Output, Report
 from millstream.protocol.manifest import Edit
-from millstream.store.journal import digest_of, history_at
+from millstream.store.journal import Journal, digest_of, history_at
 from millstream.store.merge import merge
 from millstream.store.names import Maker
 from millstream.store.objects import ObjectStore, open_store
@@ -101,12 +101,14 @@ class Simulated:
     ) -> None:
         self.query, self.store = query, store if store is not None else open_store("memory://")
         graph = resolve(query, {name: parse_schema(ddl) for name, ddl in schemas.items()})
-        spec = LocalSpec(graph, self.store.uri, {}, {})
+        spec = LocalSpec(graph, "", self.store.uri, {}, {})
         self.graph = graph
         self.delivered: dict[str, dict[int, list[tuple[Any, ...]]]] = {sink.name: {} for sink in graph.sinks}
         self.deliveries: list[tuple[str, int]] = []
         executor = InProcess(spec, self.store, map_tasks)
-        self.driver = Driver(spec, self.store, executor, self, Options(**options), observe, background)
+        self.driver = Driver(
+            graph, Journal.open(self.store), {}, executor, self, Options(**options), observe, background
+        )
         self.driver.check_graph()
         self.driver.claim()
 
