@@ -12,6 +12,7 @@ import pytest
 
 import millstream as ms
 from jobs import EVENTS, Event, Oracle, two_steps
+from millstream.engine import host
 from millstream.engine.upkeep import GARBAGE_EVERY
 from millstream.errors import DamagedObject, Fenced, MillstreamError, StepError, StoreUnavailable, UserError
 from millstream.store import garbage, names
@@ -24,14 +25,24 @@ def some_events(rng: random.Random, count: int = 40, users: int = 12) -> list[Ev
     return [(None if not (u := rng.randrange(users)) else f"user-{u}", rng.randrange(-5, 9)) for _ in range(count)]
 
 
-def test_state_and_outputs_equal_a_sequential_run(rng: random.Random) -> None:
+@pytest.fixture
+def only_compaction(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Epochs take up no older segments, so that compaction has something to do."""
+    monkeypatch.setattr(host, "TAKE_UP", 0)
+
+
+@pytest.mark.parametrize("take_up", [0, 2, 100])
+def test_state_and_outputs_equal_a_sequential_run(
+    take_up: int, rng: random.Random, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(host, "TAKE_UP", take_up)
     sim, oracle = Simulated(two_steps(), EVENTS, slots=3, map_tasks=4), Oracle()
     for _ in range(60):
         events = some_events(rng)
         sim.feed(events=events)
         oracle.feed(events)
     oracle.check(sim)
-    assert sim.driver.upkeep.compactions > 0
+    assert (sim.driver.upkeep.compactions > 0) == (take_up == 0)
 
 
 def test_an_epoch_without_records_commits(rng: random.Random) -> None:
@@ -123,6 +134,7 @@ def test_an_older_driver_is_fenced_and_says_so(rng: random.Random) -> None:
     oracle.check(new)
 
 
+@pytest.mark.usefixtures("only_compaction")
 def test_the_garbage_collection_of_a_zombie_harms_nobody(rng: random.Random) -> None:
     store, oracle = open_store("memory://"), Oracle()
     old = Simulated(two_steps(), EVENTS, store, retain=1)
@@ -143,6 +155,7 @@ def test_the_garbage_collection_of_a_zombie_harms_nobody(rng: random.Random) -> 
     oracle.check(again)
 
 
+@pytest.mark.usefixtures("only_compaction")
 def test_garbage_collection_keeps_the_store_small(rng: random.Random) -> None:
     sim = Simulated(two_steps(), EVENTS, retain=2)
     sizes = []
@@ -173,6 +186,7 @@ def test_objects_of_an_attempt_that_never_committed_are_collected(rng: random.Ra
     assert not orphans & {i.name for i in store.list(names.SEGMENTS)}
 
 
+@pytest.mark.usefixtures("only_compaction")
 def test_past_epochs_stay_readable_while_they_are_retained(rng: random.Random) -> None:
     sim = Simulated(two_steps(), EVENTS, retain=6)
     states = []
@@ -183,6 +197,7 @@ def test_past_epochs_stay_readable_while_they_are_retained(rng: random.Random) -
         assert dict(sim.state("records", "total", epoch=epoch)) == states[epoch]
 
 
+@pytest.mark.usefixtures("only_compaction")
 @pytest.mark.parametrize("damage", ["flip", "truncate", "remove"])
 def test_a_damaged_segment_is_named_and_never_used(damage: str, rng: random.Random, tmp_path: Path) -> None:
     store = open_store(str(tmp_path))
@@ -346,6 +361,7 @@ def test_a_disk_that_fills_up_stops_the_query_and_more_space_lets_it_go_on(rng: 
         subprocess.run(["umount", "-l", str(small)], check=True)
 
 
+@pytest.mark.usefixtures("only_compaction")
 def test_raising_retain_on_a_restart_offers_no_epoch_whose_objects_are_gone(rng: random.Random) -> None:
     store = open_store("memory://")
     sim = Simulated(two_steps(), EVENTS, store, retain=1)
@@ -364,6 +380,7 @@ def test_raising_retain_on_a_restart_offers_no_epoch_whose_objects_are_gone(rng:
         assert sorted(again.state("records", "total", epoch=epoch), key=str) == expected
 
 
+@pytest.mark.usefixtures("only_compaction")
 def test_an_upkeep_that_fails_is_shown_and_tried_again(rng: random.Random) -> None:
     sim, oracle = Simulated(two_steps(), EVENTS), Oracle()
     healthy = sim.driver.executor.compact
@@ -398,6 +415,7 @@ def test_what_a_process_left_half_written_is_collected(tmp_path: Path, monkeypat
     assert not (tmp_path / "_staging" / "left").exists()
 
 
+@pytest.mark.usefixtures("only_compaction")
 def test_an_output_of_compaction_that_is_applied_while_the_round_goes_on_is_not_garbage(rng: random.Random) -> None:
     """Two slots' compactions in one round: the first is applied by an epoch while the second still runs."""
     sim, oracle = Simulated(two_steps(), EVENTS, slots=2, retain=1, background=True), Oracle()

@@ -23,7 +23,7 @@ def plan(epoch: int, attempt: int = 0) -> Plan:
 
 def commit(epoch: int, attempt: int = 0, retain: int = 4) -> Commit:
     ref = SegmentRef(f"segments/count/total/{epoch}", Family("count", "total"), epoch, 1, 1, "d", (WHOLE,))
-    return Commit(Epoch(epoch), Attempt(attempt), (ref,), (), {"count": 1}, Epoch(max(0, epoch - retain)))
+    return Commit(Epoch(epoch), Attempt(attempt), (ref,), (), (), {"count": 1}, Epoch(max(0, epoch - retain)))
 
 
 def run(journal: Journal, first: int, last: int) -> None:

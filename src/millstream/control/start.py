@@ -24,6 +24,7 @@ from millstream.engine.spec import Spec
 from millstream.errors import UserError
 from millstream.model.graph import Graph, resolve
 from millstream.model.query import Query as QueryData
+from millstream.protocol.compaction import DEFAULT_BUDGET
 from millstream.protocol.epochs import check_start
 from millstream.protocol.keyspace import DEFAULT_BIN_BITS
 from millstream.spark import tasks
@@ -60,7 +61,7 @@ class Query(QueryData):
         checkpoint: str | None = None,
         store_options: Mapping[str, str] | None = None,
         retain: int = 8,
-        compaction_budget: int = 32 << 20,
+        compaction_budget: int = DEFAULT_BUDGET,
         observe: Observer | None = None,
     ) -> RunningQuery:
         """Starts the query on a store, or goes on where the store's last commit is.

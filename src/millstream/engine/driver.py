@@ -24,7 +24,7 @@ from millstream.engine.spec import EpochTask, SlotTask, code_hash, lanes_of, slo
 from millstream.engine.upkeep import Upkeep
 from millstream.errors import ConflictError, DamagedObject, MillstreamError, StepError, UserError
 from millstream.model.graph import Graph, differences
-from millstream.protocol.compaction import Job
+from millstream.protocol.compaction import DEFAULT_BUDGET, Job
 from millstream.protocol.epochs import (
     Abort,
     Attempt,
@@ -72,7 +72,7 @@ class Options:
     slots: int = 2
     bin_bits: int = DEFAULT_BIN_BITS
     retain: int = 8
-    compaction_budget: int = 32 << 20
+    compaction_budget: int = DEFAULT_BUDGET
 
 
 @dataclass(slots=True)
@@ -191,7 +191,9 @@ class Driver:
                 raise DamagedObject(verdict.damage.name, verdict.damage.found, verdict.damage.expected)
             return verdict.reason
         oldest = Epoch(max(history.oldest, epoch - self.options.retain, 0))
-        self.journal.commit(Commit(epoch, plan.attempt, verdict.added, verdict.outputs, verdict.records, oldest))
+        self.journal.commit(
+            Commit(epoch, plan.attempt, verdict.added, verdict.edits, verdict.outputs, verdict.records, oldest)
+        )
         self.upkeep.applied(edits)
         ended = time.perf_counter()
         parts = {
@@ -210,7 +212,7 @@ class Driver:
         manifest, _ = history.manifest.edited(plan.edits)
         count = _slot_count(tables)
         task = EpochTask(plan.epoch, maker, plan.clock_ms, count, lanes_of(self.graph.steps, tables))
-        slots = slot_tasks(self.graph, tables, manifest, count)
+        slots = slot_tasks(self.graph, tables, manifest, count, self.upkeep.busy())
         return self.executor.execute(task, slots, records)
 
     def _deliver(self, epoch: Epoch) -> None:

@@ -7,6 +7,8 @@ Rules
 - The task reads the state of the manifest it was given and writes new objects only, under names of its own. Whether
   they count is decided by the driver, from this task's report (G3).
 - An exception in user code is data: it is reported, and never fails the Spark task.
+- What is written takes up the newest segments that are no larger than itself: it costs little more than the write,
+  and where most keys change in every epoch, nothing is left for compaction.
 - Nothing here is remembered between tasks but caches.
 """
 
@@ -31,14 +33,18 @@ from millstream.model.computation import Outcome, RecordFailure, changes_of, run
 from millstream.model.graph import Step
 from millstream.model.state import Value
 from millstream.protocol.epochs import Damage, Failure, Output, Report
-from millstream.protocol.keyspace import Hashes
-from millstream.protocol.manifest import Family, Piece, SegmentRef
+from millstream.protocol.keyspace import Hashes, Range
+from millstream.protocol.manifest import Edit, Family, Input, Piece, SegmentRef
 from millstream.store import names
 from millstream.store.journal import digest_of
 from millstream.store.keys import KeyColumns, Mask, Rows, arrange
 from millstream.store.lookup import Found, locate
+from millstream.store.merge import StateRows, newest_rows
 from millstream.store.objects import ObjectStore
 from millstream.store.segments import CACHE, SegmentCache, encode_batch, write_segments
+
+TAKE_UP = 2
+"""How many times the rows it writes a task may take up from older segments."""
 
 _RECORD_LIMIT = 2000  # characters of a key or record in an error
 
@@ -61,6 +67,7 @@ def _host(spec: Spec, task: EpochTask, mine: SlotTask, payloads: Iterable[bytes]
     CACHE.settle(store.uri, mine.slot, [piece.segment for found in pieces.values() for piece in found])
     received = time.perf_counter()
     added: list[SegmentRef] = []
+    edits: list[Edit] = []
     outputs: list[Output] = []
     records: dict[str, int] = {}
     steps = {step.name: step for step in spec.graph.steps}
@@ -77,10 +84,11 @@ def _host(spec: Spec, task: EpochTask, mine: SlotTask, payloads: Iterable[bytes]
             except RecordFailure as error:
                 return Report(mine.slot, receipts, failure=_failure(name, error))
             added += run.added
+            edits += run.edits
             outputs += run.outputs
     ended = time.perf_counter()
     timings = {"receive": (received - started) * 1000, "steps": (ended - received) * 1000}
-    return Report(mine.slot, receipts, tuple(added), tuple(outputs), records, timings_ms=timings)
+    return Report(mine.slot, receipts, tuple(added), tuple(edits), tuple(outputs), records, timings_ms=timings)
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,6 +136,7 @@ class _StepRun:
             store,
         )
         self.added: list[SegmentRef] = []
+        self.edits: list[Edit] = []
         self.outputs: list[Output] = []
 
     def apply(self, lane: Lane, grouped: _Grouped) -> None:
@@ -176,25 +185,50 @@ class _StepRun:
                 raise lookup.trouble
 
     def _write_state(self, batch: Batch, outcome: Outcome, hashes: Hashes, keys: KeyColumns) -> None:
+        owned = self.mine.owned[self.step.name]
         for name, handle in outcome.handles.items():
             changes = changes_of(handle, batch)
             if changes is None:
                 continue
             changed, values, gone = changes
-            everything = bool(changed.all())
-            rows = np.flatnonzero(changed)
-            self.added += write_segments(
+            rows = StateRows(hashes, keys, values, gone)
+            if not changed.all():
+                at = np.flatnonzero(changed)
+                rows = StateRows(hashes[at], keys.take(at), values.take(pa.array(at)), gone[at])
+            family = Family(self.step.name, name)
+            pieces = self.pieces.get(family, [])
+            taken = self._taken_up(pieces, len(rows.hashes), owned)
+            if taken:
+                bottom = len(taken) == len(pieces)
+                rows = newest_rows(self.store, CACHE, taken, owned[0], drop_dead=bottom, newer=rows)
+            refs = write_segments(
                 self.store,
-                Family(self.step.name, name),
+                family,
                 self.task.maker,
                 self.mine.slot,
                 self.task.epoch,
-                self.mine.owned[self.step.name],
-                hashes if everything else hashes[rows],
-                keys if everything else keys.take(rows),
-                values if everything else values.take(pa.array(rows)),
-                gone if everything else gone[rows],
+                owned,
+                rows.hashes,
+                rows.keys,
+                rows.values,
+                rows.dead,
             )
+            if taken:
+                inputs = tuple(Input(piece.segment.name, piece.ranges) for piece in taken)
+                self.edits.append(Edit(family, owned[0], inputs, tuple(refs)))
+            else:
+                self.added += refs
+
+    def _taken_up(self, pieces: list[Piece], written: int, owned: tuple[Range, ...]) -> list[Piece]:
+        """The newest pieces that are together at most `TAKE_UP` times as large as what is written."""
+        taken: list[Piece] = []
+        room = TAKE_UP * written
+        for piece in pieces:
+            room -= piece.segment.rows
+            if room < 0 or piece.ranges != owned or len(owned) != 1 or piece.segment.name in self.mine.busy:
+                break
+            taken.append(piece)
+        return taken
 
     def _store_productions(self, productions: pa.RecordBatch | None) -> None:
         stream = self.step.name

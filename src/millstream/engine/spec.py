@@ -97,11 +97,15 @@ class EpochTask:
 
 @dataclass(frozen=True, slots=True)
 class SlotTask:
-    """One slot's share of an attempt: the ranges it owns of each step, and its slice of the manifest."""
+    """One slot's share of an attempt: the ranges it owns of each step, and its slice of the manifest.
+
+    `busy` are segments of it that a compaction is reading: they may be read, but not taken up.
+    """
 
     slot: int
     owned: dict[str, tuple[Range, ...]]
     pieces: list[tuple[str, str, list[Piece]]]
+    busy: frozenset[str] = frozenset()
 
     def pack(self) -> bytes:
         return msgspec.msgpack.encode(self)
@@ -111,7 +115,13 @@ class SlotTask:
         return msgspec.msgpack.decode(data, type=SlotTask)
 
 
-def slot_tasks(graph: Graph, tables: Mapping[str, RoutingTable], manifest: Manifest, slot_count: int) -> list[SlotTask]:
+def slot_tasks(
+    graph: Graph,
+    tables: Mapping[str, RoutingTable],
+    manifest: Manifest,
+    slot_count: int,
+    busy: frozenset[str] = frozenset(),
+) -> list[SlotTask]:
     """The share of every slot."""
     tasks = []
     for slot in range(slot_count):
@@ -121,5 +131,6 @@ def slot_tasks(graph: Graph, tables: Mapping[str, RoutingTable], manifest: Manif
             for step in graph.steps
             for state in step.states
         ]
-        tasks.append(SlotTask(slot, owned, pieces))
+        mine = frozenset(piece.segment.name for _, _, found in pieces for piece in found)
+        tasks.append(SlotTask(slot, owned, pieces, busy & mine))
     return tasks

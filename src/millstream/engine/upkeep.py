@@ -46,7 +46,7 @@ class Upkeep:
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
         self._finished: dict[int, Edit] = {}  # by number of the compaction
-        self._running: set[int] = set()
+        self._running: dict[int, Job] = {}
         self._next_number = 0
         self._collected_at = 0
         self._stopped = False
@@ -67,6 +67,11 @@ class Upkeep:
                     del self._finished[number]
             return tuple(fitting)
 
+    def busy(self) -> frozenset[str]:
+        """The segments that compactions are reading now: taking them up would make that work useless."""
+        with self._lock:
+            return frozenset(piece.segment.name for job in self._running.values() for piece in job.pieces)
+
     def applied(self, edits: Sequence[Edit]) -> None:
         """These edits have been committed."""
         with self._lock:
@@ -84,7 +89,7 @@ class Upkeep:
         if collect:
             self._collected_at = history.epoch
         with self._lock:
-            self._running = {maker.number for _, maker, _ in jobs}
+            self._running = {maker.number: job for job, maker, _ in jobs}
         if self._background:
             self._thread = threading.Thread(
                 target=self._round, args=(journal, jobs, collect), name="millstream-upkeep", daemon=True
@@ -123,7 +128,7 @@ class Upkeep:
                 except Exception as error:
                     troubles.append(f"{type(error).__name__}: {error}")
             with self._lock:
-                self._running.discard(number)
+                self._running.pop(number, None)
         if not self._stopped:
             self.trouble = "; ".join(dict.fromkeys(troubles)) or None
             if self.trouble:
@@ -132,7 +137,7 @@ class Upkeep:
     def collect(self, journal: Journal) -> int:
         """Deletes what the journal has released; the number of objects."""
         with self._lock:
-            live = self._running | set(self._finished)
+            live = {*self._running, *self._finished}
         history = journal.history  # after `live`: what was finished then is live, or applied here
         names = unneeded(self._store, history, live)
         names += journal.obsolete()

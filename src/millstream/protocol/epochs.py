@@ -79,11 +79,15 @@ class Output:
 
 @dataclass(frozen=True, slots=True)
 class Commit:
-    """The one entry that makes an epoch real. Epochs before `oldest` are given up: their objects may be deleted."""
+    """The one entry that makes an epoch real. Epochs before `oldest` are given up: their objects may be deleted.
+
+    `edits` are of segments that the epoch's own writes took up; those of compactions are in the plan.
+    """
 
     epoch: Epoch
     attempt: Attempt
     added: tuple[SegmentRef, ...]
+    edits: tuple[Edit, ...]
     outputs: tuple[Output, ...]
     records: dict[str, int]
     oldest: Epoch
@@ -160,7 +164,7 @@ class History:
     def _committed(self, plan: Plan, commit: Commit) -> History:
         if not self.oldest <= commit.oldest <= commit.epoch:
             raise InvariantViolation(f"epoch {commit.epoch} gives up epochs before {commit.oldest}, not {self.oldest}")
-        manifest, dropped = self.manifest.edited(plan.edits)
+        manifest, dropped = self.manifest.edited((*plan.edits, *commit.edits))
         released = {name: at for name, at in self.released.items() if at > commit.oldest}
         released.update(dict.fromkeys(dropped, commit.epoch))
         recent = {at: what for at, what in self.recent.items() if at >= commit.oldest}
@@ -277,6 +281,7 @@ class Report:
     slot: int
     receipts: dict[str, str]
     added: tuple[SegmentRef, ...] = ()
+    edits: tuple[Edit, ...] = ()
     outputs: tuple[Output, ...] = ()
     records: dict[str, int] = field(default_factory=dict)
     failure: Failure | None = None
@@ -290,6 +295,7 @@ class Accept:
     """Commit the attempt with these parts."""
 
     added: tuple[SegmentRef, ...]
+    edits: tuple[Edit, ...]
     outputs: tuple[Output, ...]
     records: dict[str, int]
 
@@ -326,6 +332,7 @@ def judge(slot_count: int, producers: int, reports: Sequence[Report]) -> Accept 
             records[step] = records.get(step, 0) + count
     return Accept(
         tuple(ref for report in ordered for ref in report.added),
+        tuple(edit for report in ordered for edit in report.edits),
         tuple(ref for report in ordered for ref in report.outputs),
         records,
     )

@@ -1,4 +1,5 @@
-"""Merging segments: the work behind a compaction, and behind reading state as a whole.
+"""Merging segments: the work behind a compaction, behind reading state as a whole, and behind taking up a small
+segment while a new one is written.
 
 Rules
 -----
@@ -19,7 +20,7 @@ from millstream.protocol.compaction import Job
 from millstream.protocol.keyspace import Hashes, Range, clip, coalesce
 from millstream.protocol.manifest import Edit, Input, Piece
 from millstream.store import names
-from millstream.store.keys import KeyColumns, Mask, arrange, concat_keys
+from millstream.store.keys import KeyColumns, Mask, Rows, arrange, concat_keys
 from millstream.store.objects import ObjectStore
 from millstream.store.segments import SegmentCache, write_segments
 
@@ -35,28 +36,65 @@ class StateRows:
 
 
 def newest_rows(
-    store: ObjectStore, cache: SegmentCache, pieces: Sequence[Piece], span: Range, drop_dead: bool
+    store: ObjectStore,
+    cache: SegmentCache,
+    pieces: Sequence[Piece],
+    span: Range,
+    drop_dead: bool,
+    newer: StateRows | None = None,
 ) -> StateRows:
-    """The newest row of every key in a range, from pieces that are ordered newest first."""
-    hashes, keys, values, dead = [], [], [], []
+    """The newest row of every key in a range, from pieces that are ordered newest first, and rows newer than all."""
+    sources = [] if newer is None else [newer]
     for piece in pieces:
         segment = cache.open(store, piece.segment)
         for part in clip(piece.ranges, [span]):
             rows = segment.rows_in(part)
             length = rows.stop - rows.start
-            hashes.append(segment.hashes[rows])
-            keys.append(segment.keys.part(rows.start, length))
-            values.append(segment.values.slice(rows.start, length))
-            dead.append(segment.dead(rows))
-    all_hashes, all_keys = np.concatenate(hashes), concat_keys(keys)
-    order, starts = arrange(all_hashes, all_keys)
-    newest = order[starts]  # the arrangement is stable and pieces come newest first
-    is_dead = np.concatenate(dead)[newest]
+            sources.append(
+                StateRows(
+                    segment.hashes[rows],
+                    segment.keys.part(rows.start, length),
+                    segment.values.slice(rows.start, length),
+                    segment.dead(rows),
+                )
+            )
+    all_hashes = np.concatenate([source.hashes for source in sources])
+    all_keys = concat_keys([source.keys for source in sources])
+    if all_keys.injective:
+        newest = _overlaid([source.hashes for source in sources])
+    else:
+        order, starts = arrange(all_hashes, all_keys)
+        newest = order[starts]  # the arrangement is stable and sources come newest first
+    is_dead = np.concatenate([source.dead for source in sources])[newest]
     if drop_dead and is_dead.any():
         newest, is_dead = newest[~is_dead], is_dead[~is_dead]
-    return StateRows(
-        all_hashes[newest], all_keys.take(newest), pa.concat_arrays(values).take(pa.array(newest)), is_dead
-    )
+    values = pa.concat_arrays([source.values for source in sources]).take(pa.array(newest))
+    return StateRows(all_hashes[newest], all_keys.take(newest), values, is_dead)
+
+
+def _overlaid(sources: Sequence[Hashes]) -> Rows:
+    """Of sorted hashes, newest source first, where the newest of each stands in all of them, in order of hashes.
+
+    For keys whose hashes tell them apart. Each source is searched for in what is merged already, and only what is new
+    is put in between: less work than sorting everything again.
+    """
+    merged, rows = sources[0], np.arange(len(sources[0]))
+    passed = len(merged)
+    for hashes in sources[1:]:
+        at = np.searchsorted(merged, hashes)
+        fresh = np.ones(len(hashes), np.bool_)
+        inside = at < len(merged)
+        fresh[inside] = merged[at[inside]] != hashes[inside]
+        chosen = np.flatnonzero(fresh)
+        places = at[chosen] + np.arange(len(chosen))
+        old = np.ones(len(merged) + len(chosen), np.bool_)
+        old[places] = False
+        next_merged, next_rows = np.empty(len(old), np.uint64), np.empty(len(old), np.int64)
+        next_merged[places], next_merged[old] = hashes[chosen], merged
+        next_rows[places], next_rows[old] = chosen + passed, rows
+        merged, rows = next_merged, next_rows
+        passed += len(hashes)
+    return rows
 
 
 def merge(store: ObjectStore, cache: SegmentCache, job: Job, maker: names.Maker, slot: int) -> Edit:
