@@ -20,7 +20,7 @@ from typing import Any, Protocol
 import pyarrow as pa
 
 from millstream.engine.delivery import Deliverer
-from millstream.engine.spec import EpochTask, SlotTask, code_hash, lanes_of, slot_tasks
+from millstream.engine.spec import EpochTask, SlotTask, code_hash, levels_of, slot_tasks
 from millstream.engine.upkeep import Upkeep
 from millstream.errors import ConflictError, DamagedObject, MillstreamError, StepError, UserError
 from millstream.model.graph import Graph, differences
@@ -211,7 +211,7 @@ class Driver:
         maker = Maker(history.generation, plan.epoch, "a", plan.attempt)
         manifest, _ = history.manifest.edited(plan.edits)
         count = _slot_count(tables)
-        task = EpochTask(plan.epoch, maker, plan.clock_ms, count, lanes_of(self.graph.steps, tables))
+        task = EpochTask(plan.epoch, maker, plan.clock_ms, count, levels_of(self.graph, tables))
         slots = slot_tasks(self.graph, tables, manifest, count, self.upkeep.busy())
         return self.executor.execute(task, slots, records)
 

@@ -25,7 +25,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from millstream.engine.payload import decode, receipts_of
+from millstream.engine.payload import decode, in_order, receipts_of
 from millstream.engine.spec import HASH_COLUMN, EpochTask, Lane, SlotTask, Spec
 from millstream.errors import DamagedObject, StoreUnavailable
 from millstream.model.batch import Batch
@@ -49,19 +49,23 @@ TAKE_UP = 2
 _RECORD_LIMIT = 2000  # characters of a key or record in an error
 
 
-def host(spec: Spec, task: EpochTask, mine: SlotTask, payloads: Iterable[bytes], store: ObjectStore) -> Report:
-    """Runs one slot's part of an attempt and reports what it did, or what kept it from doing it."""
+def host(
+    spec: Spec, task: EpochTask, level: int, mine: SlotTask, payloads: Iterable[bytes], store: ObjectStore
+) -> Report:
+    """Runs one slot's part of a level and reports what it did, or what kept it from doing it."""
     try:
-        return _host(spec, task, mine, payloads, store)
+        return _host(spec, task, level, mine, payloads, store)
     except DamagedObject as error:
         return Report(mine.slot, {}, damage=Damage(error.name, error.found, error.expected))
     except StoreUnavailable as error:
         return Report(mine.slot, {}, trouble=str(error))
 
 
-def _host(spec: Spec, task: EpochTask, mine: SlotTask, payloads: Iterable[bytes], store: ObjectStore) -> Report:
+def _host(
+    spec: Spec, task: EpochTask, level: int, mine: SlotTask, payloads: Iterable[bytes], store: ObjectStore
+) -> Report:
     started = time.perf_counter()
-    decoded = sorted((decode(payload, store) for payload in payloads), key=lambda item: item[0].producer)
+    decoded = sorted((decode(payload, store) for payload in payloads), key=lambda item: in_order(item[0]))
     receipts = receipts_of([head for head, _ in decoded])
     pieces = {Family(step, state): found for step, state, found in mine.pieces}
     CACHE.settle(store.uri, mine.slot, [piece.segment for found in pieces.values() for piece in found])
@@ -71,7 +75,7 @@ def _host(spec: Spec, task: EpochTask, mine: SlotTask, payloads: Iterable[bytes]
     outputs: list[Output] = []
     records: dict[str, int] = {}
     steps = {step.name: step for step in spec.graph.steps}
-    for number, lane in enumerate(task.lanes):
+    for number, lane in enumerate(task.levels[level]):
         bodies = [body for _, sections in decoded for at, body in sections if at == number]
         grouped = _group(lane, steps[lane.steps[0]].input_schema, bodies) if bodies else None
         for name in lane.steps:

@@ -43,9 +43,9 @@ class Section(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Head(msgspec.Struct, frozen=True, array_like=True):
-    """Who sent a payload, the receipt, and what is in it."""
+    """Who sent a payload (level, then number among its producers), the receipt, and what is in it."""
 
-    producer: int
+    producer: str
     receipt: str
     sections: list[Section]
 
@@ -55,7 +55,7 @@ Bodies = list[list[tuple[int, pa.Buffer]]]
 
 
 def encode(
-    bodies: Bodies, producer: int, store: ObjectStore, maker: names.Maker, inline_limit: int = INLINE_LIMIT
+    bodies: Bodies, producer: str, store: ObjectStore, maker: names.Maker, inline_limit: int = INLINE_LIMIT
 ) -> Iterator[bytes]:
     """The payload of each slot, in order of slots."""
     state = xxhash.xxh3_64()
@@ -71,7 +71,7 @@ def encode(
             if inline > inline_limit:
                 inline -= body.size
                 data = memoryview(body).cast("B")
-                stored = Stored(names.overflow(maker, str(producer)), body.size, digest_of(data))
+                stored = Stored(names.overflow(maker, producer), body.size, digest_of(data))
                 store.put(stored.name, data)
                 heads.append(Section(lane, 0, stored))
             else:
@@ -101,11 +101,16 @@ def decode(payload: bytes, store: ObjectStore) -> tuple[Head, list[tuple[int, pa
     return head, bodies
 
 
+def in_order(head: Head) -> tuple[int, ...]:
+    """Sorts payloads by level and number of their producer."""
+    return tuple(int(part) for part in head.producer.split("."))
+
+
 def receipts_of(heads: Sequence[Head]) -> dict[str, str]:
     """The receipts a consumer saw. One producer in two versions is refused at once."""
     seen: dict[str, str] = {}
     for head in heads:
-        known = seen.setdefault(str(head.producer), head.receipt)
+        known = seen.setdefault(head.producer, head.receipt)
         if known != head.receipt:
             raise InvariantViolation(f"one slot received producer {head.producer} twice")
     return seen

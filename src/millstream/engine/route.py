@@ -37,14 +37,14 @@ def route(
             _split(task, waiting, bodies)
             waiting, gathered = {}, 0
     _split(task, waiting, bodies)
-    return encode(bodies, producer, store, task.maker)
+    return encode(bodies, f"0.{producer}", store, task.maker)
 
 
 def _split(task: EpochTask, waiting: dict[str, list[pa.RecordBatch]], bodies: Bodies) -> None:
     gathered = {
         stream: batches[0] if len(batches) == 1 else pa.concat_batches(batches) for stream, batches in waiting.items()
     }
-    for number, lane in enumerate(task.lanes):
+    for number, lane in enumerate(task.levels[0]):
         records = gathered.get(lane.stream)
         if records is None or not records.num_rows:
             continue

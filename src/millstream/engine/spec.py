@@ -72,7 +72,14 @@ class Lane:
     steps: tuple[str, ...]
 
 
-def lanes_of(steps: tuple[Step, ...], tables: Mapping[str, RoutingTable]) -> tuple[Lane, ...]:
+def levels_of(graph: Graph, tables: Mapping[str, RoutingTable]) -> tuple[tuple[Lane, ...], ...]:
+    """The lanes into each level of the graph, from the one that reads the sources."""
+    depth = max(step.level for step in graph.steps)
+    by_level = [tuple(step for step in graph.steps if step.level == level) for level in range(1, depth + 1)]
+    return tuple(_lanes_of(steps, tables) for steps in by_level)
+
+
+def _lanes_of(steps: tuple[Step, ...], tables: Mapping[str, RoutingTable]) -> tuple[Lane, ...]:
     """The lanes into the steps of one level, in a fixed order."""
     grouped: dict[tuple[Any, ...], Lane] = {}
     for step in steps:
@@ -92,7 +99,7 @@ class EpochTask:
     maker: Maker
     clock_ms: int
     slot_count: int
-    lanes: tuple[Lane, ...]
+    levels: tuple[tuple[Lane, ...], ...]
 
 
 @dataclass(frozen=True, slots=True)

@@ -47,7 +47,7 @@ class SparkExecutor:
             found, producers = self._exchange.run(
                 messages,
                 tasks.router(self._spec_bytes, task),
-                [tasks.hoster(self._spec_bytes, task)],
+                [tasks.hoster(self._spec_bytes, task, level) for level in range(len(task.levels))],
                 [slot.pack() for slot in slots],
                 self.places(len(slots)),
             )

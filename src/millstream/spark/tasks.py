@@ -85,11 +85,11 @@ def united_schema(spec: Spec) -> pa.Schema:
     return pa.schema(fields)
 
 
-def hoster(spec_bytes: bytes, task: EpochTask) -> Any:
-    return partial(_host, spec_bytes, task)
+def hoster(spec_bytes: bytes, task: EpochTask, level: int) -> Any:
+    return partial(_host, spec_bytes, task, level)
 
 
-def _host(spec_bytes: bytes, task: EpochTask, pairs: Iterable[tuple[bytes, bytes]]) -> Iterator[bytes]:
+def _host(spec_bytes: bytes, task: EpochTask, level: int, pairs: Iterable[tuple[bytes, bytes]]) -> Iterator[bytes]:
     spec = unpack(spec_bytes)
     mine: SlotTask | None = None
     payloads = []
@@ -99,7 +99,7 @@ def _host(spec_bytes: bytes, task: EpochTask, pairs: Iterable[tuple[bytes, bytes
         if payload:
             payloads.append(payload)
     assert mine is not None, "a located partition without its slot"
-    yield msgspec.msgpack.encode(host(spec, task, mine, payloads, store_of(spec)))
+    yield msgspec.msgpack.encode(host(spec, task, level, mine, payloads, store_of(spec)))
 
 
 def compactor(spec_bytes: bytes) -> Any:

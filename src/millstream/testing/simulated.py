@@ -63,7 +63,7 @@ class InProcess:
         reports = []
         for mine in slots:
             payloads = [payloads[mine.slot] for payloads in reversed(sent)]  # any order must do
-            reports.append(host(self.spec, task, SlotTask.unpack(mine.pack()), payloads, self.store))
+            reports.append(host(self.spec, task, 0, SlotTask.unpack(mine.pack()), payloads, self.store))
         return reports, len(producers)
 
     def compact(self, jobs: Sequence[tuple[Job, Maker, int]]) -> list[Edit]:
