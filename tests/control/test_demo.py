@@ -240,7 +240,7 @@ def test_the_demo_kills_its_driver_and_finds_the_result_exact(tmp_path: Path) ->
     assert living("demo") == []
     # What was kept says the same, by other means: two drivers claimed the store, and the last epoch is committed.
     [folder] = tmp_path.iterdir()
-    history = Journal.open(open_store(str(folder / "store")), 8).history
+    history = Journal.open(open_store(str(folder / "store"))).history
     assert (history.generation, history.epoch) == (2, 5)
     assert not (folder / "spark").exists()
 
