@@ -12,8 +12,7 @@ import pytest
 
 import millstream as ms
 from jobs import EVENTS, Event, Oracle, two_steps
-from millstream.engine import host
-from millstream.engine.upkeep import GARBAGE_EVERY
+from millstream.engine import host, upkeep
 from millstream.errors import DamagedObject, Fenced, MillstreamError, StepError, StoreUnavailable, UserError
 from millstream.store import garbage, names
 from millstream.store.objects import open_store
@@ -416,7 +415,9 @@ def test_what_a_process_left_half_written_is_collected(tmp_path: Path, monkeypat
 
 
 @pytest.mark.usefixtures("only_compaction")
-def test_an_output_of_compaction_that_is_applied_while_the_round_goes_on_is_not_garbage(rng: random.Random) -> None:
+def test_an_output_of_compaction_that_is_applied_while_the_round_goes_on_is_not_garbage(
+    rng: random.Random, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Two slots' compactions in one round: the first is applied by an epoch while the second still runs."""
     sim, oracle = Simulated(two_steps(), EVENTS, slots=2, retain=1, background=True), Oracle()
     healthy, hold, held = sim.driver.executor.compact, threading.Event(), threading.Event()
@@ -430,7 +431,7 @@ def test_an_output_of_compaction_that_is_applied_while_the_round_goes_on_is_not_
         return healthy(jobs)
 
     sim.driver.executor.compact = slow  # type: ignore[method-assign]
-    sim.driver.upkeep._collected_at = -GARBAGE_EVERY  # the next round collects, too
+    monkeypatch.setattr(upkeep, "GARBAGE_EVERY", 0)  # every round collects, also the one with compactions
     while not held.is_set():
         events = some_events(rng)
         sim.feed(events=events)
