@@ -1,9 +1,10 @@
 """A query that is killed from inside or outside; run as a process of its own by test_kills.py.
 
-    python killed_job.py FOLDER MASTER MODE [MOMENT:EPOCH]
+    python killed_job.py FOLDER MASTER MODE [MOMENT:EPOCH[:stop]]
 
 MODE says what the computation does, once, at its worst moment:
-    plain            nothing; MOMENT:EPOCH names where the driver kills itself (SIGKILL)
+    plain            nothing; MOMENT:EPOCH names where the driver kills itself (SIGKILL), or with `:stop`, where it
+                     and all its processes stop until somebody lets them go on (SIGSTOP)
     worker           the Python worker kills itself after the first step has written its segments
     executor         the executor kills itself in the middle of an epoch
     mixed            slot 1's executor kills itself after slot 0 has consumed its route output, which is made from a
@@ -23,11 +24,13 @@ from pathlib import Path
 from typing import Any
 
 from pyspark import TaskContext
+from pyspark.sql import SparkSession
 from pyspark.sql import functions as sql
 
 import millstream as ms
+from millstream.engine import upkeep
+from millstream.engine.driver import Observer
 
-FOLDER, MASTER, MODE = Path(sys.argv[1]), sys.argv[2], sys.argv[3]
 KILL_AT = tuple(sys.argv[4].split(":")) if len(sys.argv) > 4 else ("", "-1")
 
 
@@ -85,35 +88,48 @@ class Trap(ms.Computation):
 
 
 def observe(moment: str, epoch: int) -> None:
-    if MODE == "endless" and moment == "planned":
+    if sys.argv[3] == "endless" and moment == "planned":
         print(f"PLANNED {epoch}", flush=True)
-    if (moment, str(epoch)) == KILL_AT:
-        os.kill(os.getpid(), signal.SIGKILL)
+    if (moment, str(epoch)) == KILL_AT[:2]:
+        if KILL_AT[2:] == ("stop",):
+            os.killpg(0, signal.SIGSTOP)
+        else:
+            os.kill(os.getpid(), signal.SIGKILL)
 
 
-def main() -> None:
-    settings = {"spark.ui.enabled": "false", "spark.driver.memory": "1g", "spark.executor.memory": "700m"}
-    spark = ms.session("killed", master=MASTER, settings={**settings, "spark.executor.cores": "1"})
-    spark.sparkContext.setLogLevel("OFF")
-    frame = spark.readStream.schema("key long").option("maxFilesPerTrigger", 2).parquet(str(FOLDER / "in"))
-    if MODE == "mixed":
+def build(spark: SparkSession, folder: Path, mode: str) -> ms.Query:
+    frame = spark.readStream.schema("key long").option("maxFilesPerTrigger", 2).parquet(str(folder / "in"))
+    if mode == "mixed":
         frame = frame.withColumn("noise", sql.expr("reflect('java.util.UUID', 'randomUUID')"))
     query = ms.Query("killed")
     events = query.source("events", frame)
-    events.key_by("key").compute("count", Count).sink("out", ms.Parquet(str(FOLDER / "out")))
-    events.key_by("key").compute("trap", Trap(FOLDER, MODE))
-    trigger = None if MODE == "endless" else {"availableNow": True}
-    running = query.start(spark, store=str(FOLDER / "store"), slots=2, trigger=trigger, observe=observe)
+    events.key_by("key").compute("count", Count).sink("out", ms.Parquet(str(folder / "out")))
+    events.key_by("key").compute("trap", Trap(folder, mode))
+    return query
+
+
+def run(spark: SparkSession, folder: Path, mode: str, notify: Observer | None = None) -> dict[str, Any]:
+    """Runs the query to its end; what it leaves."""
+    trigger = None if mode == "endless" else {"availableNow": True}
+    query = build(spark, folder, mode)
+    running = query.start(spark, store=str(folder / "store"), slots=2, trigger=trigger, observe=notify)
     running.await_termination()
-    result = {
+    return {
         "epoch": running.epoch,
         "attempts": {facts.epoch: facts.attempts for facts in running.recent},
         "state": {str(r[0]): r[1] for r in running.state("count").collect()},
         "trap": {str(r[0]): r[1] for r in running.state("trap").collect()},
     }
-    print("RESULT " + json.dumps(result), flush=True)
+
+
+def main(folder: Path, master: str, mode: str) -> None:
+    upkeep.GARBAGE_EVERY = 3
+    settings = {"spark.ui.enabled": "false", "spark.driver.memory": "1g", "spark.executor.memory": "700m"}
+    spark = ms.session("killed", master=master, settings={**settings, "spark.executor.cores": "1"})
+    spark.sparkContext.setLogLevel("OFF")
+    print("RESULT " + json.dumps(run(spark, folder, mode, observe)), flush=True)
     spark.stop()
 
 
 if __name__ == "__main__":
-    main()
+    main(Path(sys.argv[1]), sys.argv[2], sys.argv[3])

@@ -14,8 +14,10 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
+import pyarrow.parquet as pq
 import pytest
 from feeds import Feed
+from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
 import millstream as ms
@@ -232,7 +234,8 @@ def test_a_foreach_sink_gets_the_same_epoch_and_rows_again(spark: SparkSession, 
         run_all(build(), spark, tmp_path / "store")
     fail[0] = False
     run_all(build(), spark, tmp_path / "store")
-    assert [epoch for epoch, _ in calls] == [0, 1, 1]
+    assert [epoch for epoch, _ in calls][:3] == [0, 1, 1]
+    assert all(not rows for _, rows in calls[3:])  # the ticker's, if it has ticked meanwhile
     assert calls[1] == calls[2]
     assert calls[2][1] == [("anna", 4, 1)]
 
@@ -308,7 +311,7 @@ def test_a_source_may_be_a_function_of_a_named_reader(spark: SparkSession, tmp_p
     run_all(build(), spark, tmp_path / "store")
     feed.add([("anna", 5)])
     running = run_all(build(), spark, tmp_path / "store")
-    assert running.epoch == 2
+    assert running.epoch >= 2
     assert {r[0]: r[1] for r in running.state("sums").collect()} == {"anna": 8}
     assert (tmp_path / "store" / "spark-checkpoint" / "sources" / "events").exists()
 
@@ -360,6 +363,11 @@ def test_what_cannot_run_is_refused_before_the_first_epoch(spark: SparkSession, 
     refuse("expected a streaming DataFrame or a function", query(frame="events"))
     unbounded = spark.readStream.schema(EVENTS).parquet(str(feed.folder))
     refuse("has no limit on how much one epoch reads", query(frame=unbounded))
+    collated = feed.stream(spark).selectExpr("collate(user, 'UTF8_LCASE') as user", "amount")
+    refuse("source 'events'.*user.*collat", query(frame=collated))
+    spark.conf.set("spark.sql.execution.arrow.useLargeVarTypes", "true")
+    refuse("useLargeVarTypes is true, expected false", query())
+    spark.conf.set("spark.sql.execution.arrow.useLargeVarTypes", "false")
     refuse("slots=0", query(), slots=0)
     refuse("bins=1000: give a power of two", query(), bins=1000)
     refuse("a memory store is seen by one process only", query(), store="memory://")
@@ -389,6 +397,145 @@ def test_a_driver_whose_store_is_claimed_by_another_stops_and_says_so(spark: Spa
         running.await_termination(timeout=120)
     again = run_all(build(), spark, tmp_path / "store")
     assert {r[0]: r[1] for r in again.state("count").collect()} == {"anna": 1}
+
+
+def test_code_that_workers_cannot_load_is_refused_with_its_step(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A module that only the driver can import."""
+    (tmp_path / "only_here.py").write_text(
+        "import millstream as ms\n\n\n"
+        "class Count(ms.Computation):\n    total = ms.Value('long')\n    def on_batch(self, batch): pass\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    import only_here  # type: ignore[import-not-found]
+
+    query = ms.Query("elsewhere")
+    stream = Feed(tmp_path / "in", EVENTS).stream(spark)
+    query.source("events", stream).key_by("user").compute("count", only_here.Count)
+    with pytest.raises(
+        ms.UserError, match=r"computation of step 'count' cannot be loaded .*No module named 'only_here'"
+    ):
+        query.start(spark, store=str(tmp_path / "store"))
+    assert not (tmp_path / "store" / "journal").exists()
+
+
+def test_a_stream_ended_by_an_older_driver_in_sparks_log_is_started_again(spark: SparkSession, tmp_path: Path) -> None:
+    """The entry that Spark is about to write is there already, as from a driver that has yet to find itself fenced."""
+    feed, offsets = Feed(tmp_path / "in", EVENTS), tmp_path / "store" / "spark-checkpoint" / "offsets"
+    feed.add([("anna", 1)])
+
+    def observe(moment: str, epoch: int) -> None:
+        if (moment, epoch) == ("delivered", 2):
+            shutil.copy(offsets / "2", offsets / "3")
+            feed.add([("anna", 1), ("bert", 1)])
+
+    query = ms.Query("disturbed")
+    query.source("events", feed.stream(spark)).key_by("user").compute("count", Count)
+    running = query.start(spark, store=str(tmp_path / "store"), observe=observe)
+    running.wait_epoch(6, timeout=120)
+    assert running.active
+    running.stop()
+    assert {r[0]: r[1] for r in running.state("count").collect()} == {"anna": 2, "bert": 1}
+
+
+def test_starting_a_query_leaves_the_settings_of_the_session_alone(spark: SparkSession, tmp_path: Path) -> None:
+    def settings() -> dict[str, str]:
+        return dict(spark.conf.getAll)
+
+    feed, before = Feed(tmp_path / "in", EVENTS), settings()
+    feed.add([("anna", 1)])
+    feed.add([("anna", 1)])
+    query = ms.Query("polite")
+    query.source("events", feed.stream(spark)).key_by("user").compute("count", Count)
+    run_all(query, spark, tmp_path / "store")
+    assert settings() == before
+
+
+def test_a_state_that_is_read_too_late_is_no_longer_retained_rather_than_damaged(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("millstream.engine.upkeep.GARBAGE_EVERY", 2)
+    feed = Feed(tmp_path / "in", EVENTS)
+    feed.add([("anna", 1)])
+
+    def build() -> ms.Query:
+        query = ms.Query("late")
+        query.source("events", feed.stream(spark)).key_by("user").compute("count", Count)
+        return query
+
+    early = run_all(build(), spark, tmp_path / "store", retain=1).state("count")
+    for _ in range(6):
+        feed.add([("anna", 1)])
+    running = run_all(build(), spark, tmp_path / "store", retain=1)
+    assert running.status().upkeep_trouble is None
+    with pytest.raises(PySparkException, match=r"the state of epoch 0 is no longer retained: epochs from \d+ on are"):
+        early.collect()
+    assert [tuple(row) for row in running.state("count").collect()] == [("anna", 7)]
+
+
+def test_wait_epoch_raises_what_a_sink_raised(spark: SparkSession, tmp_path: Path) -> None:
+    feed = Feed(tmp_path / "in", EVENTS)
+    feed.add([("anna", 1)])
+
+    def write(frame: DataFrame, epoch: int) -> None:
+        raise RuntimeError("the database is away")
+
+    query = ms.Query("waits")
+    query.source("events", feed.stream(spark)).key_by("user").compute("sums", Total).sink("db", ms.ForeachBatch(write))
+    running = query.start(spark, store=str(tmp_path / "store"))
+    with pytest.raises(ms.SinkError, match="'db' failed in epoch 0: RuntimeError: the database is away"):
+        running.wait_epoch(0, timeout=120)
+
+
+def test_a_stop_from_inside_an_epoch_is_refused_rather_than_waiting_for_itself(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    feed, caught = Feed(tmp_path / "in", EVENTS), []
+    feed.add([("anna", 1)])
+    started = threading.Event()
+
+    def write(frame: DataFrame, epoch: int) -> None:
+        started.wait(60)
+        try:
+            running.stop()
+        except ms.UserError as error:
+            caught.append(str(error))
+
+    query = ms.Query("inside")
+    query.source("events", feed.stream(spark)).key_by("user").compute("sums", Total).sink("db", ms.ForeachBatch(write))
+    running = query.start(spark, store=str(tmp_path / "store"))
+    started.set()
+    running.wait_epoch(0, timeout=120)
+    running.stop()
+    assert "called from inside an epoch" in caught[0]
+
+
+def test_a_file_of_an_epoch_written_by_another_arrow_release_is_taken_for_what_it_is(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    """The driver died between file and manifest, and the next one would write other bytes for the same rows."""
+    feed, out = Feed(tmp_path / "in", EVENTS), tmp_path / "out"
+    feed.add([("anna", 1), ("bert", 2)])
+
+    def build() -> ms.Query:
+        query = ms.Query("released")
+        sums = query.source("events", feed.stream(spark)).key_by("user").compute("sums", Total)
+        sums.sink("files", ms.Parquet(str(out)))
+        return query
+
+    run_all(build(), spark, tmp_path / "store")
+    [file] = out.glob("*.parquet")
+    table, ours = pq.read_table(file), file.read_bytes()
+    pq.write_table(table, file, compression="zstd")
+    other = file.read_bytes()
+    assert other != ours
+    shutil.rmtree(out / "_manifest")
+    (tmp_path / "store" / "spark-checkpoint" / "commits" / "0").unlink()  # so that Spark offers the epoch again
+    run_all(build(), spark, tmp_path / "store")
+    assert file.read_bytes() == other
+    [line] = (out / "_manifest").iterdir()
+    assert json.loads(line.read_bytes())["rows"] == 2
 
 
 def test_a_connect_session_is_refused() -> None:

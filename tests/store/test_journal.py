@@ -11,9 +11,9 @@ from millstream.protocol.manifest import Family, SegmentRef
 from millstream.protocol.routing import RoutingTable
 from millstream.store import journal as journal_module
 from millstream.store import names
-from millstream.store.journal import Journal, decode_entry, encode_entry, history_at
+from millstream.store.journal import SNAPSHOT_EVERY, Journal, decode_entry, encode_entry, history_at
 from millstream.store.objects import ObjectStore, open_store
-from millstream.testing import FaultyStore
+from millstream.testing import Crash, FaultyStore
 
 
 def plan(epoch: int, attempt: int = 0) -> Plan:
@@ -29,7 +29,7 @@ def commit(epoch: int, attempt: int = 0, retain: int = 4) -> Commit:
 def run(journal: Journal, first: int, last: int) -> None:
     for epoch in range(first, last + 1):
         journal.append(plan(epoch))
-        journal.commit(commit(epoch))
+        journal.append(commit(epoch))
 
 
 def test_a_journal_read_again_is_the_same_history() -> None:
@@ -53,7 +53,7 @@ def test_a_newer_claim_fences_the_older_driver_at_its_next_entry() -> None:
     new = Journal.open(store)
     new.claim()
     with pytest.raises(Fenced, match="generation 1.*replaced.*generation 2"):
-        old.commit(commit(2))
+        old.append(commit(2))
     assert Journal.open(store).history.epoch == 1
 
 
@@ -75,11 +75,11 @@ def test_a_create_whose_reply_is_lost_is_resolved_by_reading_back(mode: str) -> 
     journal.append(plan(0))
     journal.store = FaultyStore(store, fail_at=1, mode=mode)
     if mode == "lose":
-        journal.commit(commit(0))
+        journal.append(commit(0))
         assert journal.history.epoch == 0
     else:
         with pytest.raises(journal_module.StoreUnavailable):
-            journal.commit(commit(0))
+            journal.append(commit(0))
         assert Journal.open(store).history.epoch == -1
 
 
@@ -204,7 +204,7 @@ def test_a_driver_that_sleeps_right_after_a_create_is_fenced_at_the_next(monkeyp
                 new.claim()
                 new.append(Abort(Epoch(1), Attempt(0), "the driver that planned it has ended"))
                 new.append(plan(1, 1))
-                new.commit(commit(1, 1))
+                new.append(commit(1, 1))
                 run(new, 2, 80)
                 monkeypatch.setattr(journal_module, "KEEP_S", -1.0)
                 store.delete(new.obsolete())
@@ -214,13 +214,13 @@ def test_a_driver_that_sleeps_right_after_a_create_is_fenced_at_the_next(monkeyp
     old.store = Sleepy(store, fail_at=1)
     with pytest.raises(Fenced):
         old.append(plan(1))
-        old.commit(commit(1))
+        old.append(commit(1))
 
 
 def test_a_store_of_another_format_is_refused_with_advice() -> None:
     store = open_store("memory://")
     store.put(names.FORMAT, b'{"millstream": 99}')
-    with pytest.raises(UserError, match="format version 99, this Millstream reads version 1"):
+    with pytest.raises(UserError, match="format version 99, this Millstream reads version 2"):
         Journal.open(store)
     store.put(names.FORMAT, b"nonsense")
     with pytest.raises(DamagedObject, match="format"):
@@ -233,3 +233,28 @@ def test_a_store_that_lost_its_format_is_refused() -> None:
     store.delete([names.FORMAT])
     with pytest.raises(DamagedObject, match="format"):
         Journal.open(store)
+
+
+@pytest.mark.parametrize("dies", ["after its snapshot", "after its claim", "after its plan"])
+def test_a_driver_that_dies_at_every_start_makes_no_start_slower_without_end(dies: str) -> None:
+    """No epoch is ever committed, so entries pile up: snapshots keep what a start reads within bounds."""
+    inner = open_store("memory://")
+    operations = []
+    for number in range(5 * SNAPSHOT_EVERY):
+        counted = FaultyStore(inner)
+        journal = Journal.open(counted)
+        operations.append(counted.operations)
+        if dies == "after its snapshot" and journal.next_number == SNAPSHOT_EVERY - 1:
+            counted.fail_at, counted.mode = counted.operations + 2, "crash"
+            with pytest.raises(Crash):
+                journal.claim()
+            continue
+        journal.claim()
+        assert journal.history.generation == number + 1
+        left = journal.history.plan
+        if left is not None:
+            journal.append(Abort(left.epoch, left.attempt, "died"))
+        if dies == "after its plan":
+            assert journal.history.attempts == number
+            journal.append(plan(0, number))
+    assert max(operations) <= SNAPSHOT_EVERY + 8

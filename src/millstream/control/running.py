@@ -4,30 +4,42 @@ Rules
 -----
 - A query stops between two epochs, never inside one; also on Ctrl-C. Whatever stops it, the last commit is intact.
 - What went wrong is raised as what it was: the user's step, the damaged object, the driver that took over.
+- An older driver may still write into Spark's own log until it finds itself fenced (G3), and Spark ends whichever of
+  the two comes second. So a stream that ends that way is started again if the store is still ours; otherwise this
+  driver has been fenced, and says so.
 """
 
 from __future__ import annotations
 
+import logging
 import signal
 import threading
 import time
 from collections import deque
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
+from py4j.protocol import Py4JError
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.streaming.query import StreamingQuery
 
 from millstream.engine.driver import Driver, EpochFacts
 from millstream.errors import MillstreamError, UserError
 from millstream.protocol.epochs import Epoch
 from millstream.spark.checkpoint import offsets_digest, query_id
 from millstream.spark.frames import state_frame
+from millstream.spark.session import prepared_session
 from millstream.store.journal import history_at
 
 _POLL_S = 0.05
+_RESTARTS = 8
+_TWO_WRITERS = "CONCURRENT_STREAM_LOG_UPDATE"
+"""How Spark names that another driver wrote the entry of its log that it was about to write."""
+
+_LOG = logging.getLogger("millstream")
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,12 +90,12 @@ class RunningQuery:
         self._delivered = driver.journal.history.epoch
         self.recent: deque[EpochFacts] = deque(maxlen=1000)
         """Facts of the last epochs this driver ran."""
-        writer = frame.writeStream.foreachBatch(self._on_epoch).option("checkpointLocation", checkpoint)
-        writer = writer.queryName(driver.graph.name)
-        if trigger:
-            writer = writer.trigger(**trigger)
+        self._frame, self._trigger = frame, trigger
+        self._prepared = ExitStack()
         driver.claim()
-        self._spark_query = writer.start()
+        self._spark_query = self._start_stream()
+        self._watcher = threading.Thread(target=self._watch, name="millstream-watch", daemon=True)
+        self._watcher.start()
 
     def __repr__(self) -> str:
         return f"<RunningQuery {self.name!r}, epoch {self.epoch}, {'active' if self.active else 'stopped'}>"
@@ -95,6 +107,7 @@ class RunningQuery:
             if self._stopping:
                 raise StoppedBetweenEpochs
             self._busy, self._epoch_thread = True, threading.get_ident()
+        self._prepared.close()
         try:
             if self._query_id is None:
                 self._query_id = query_id(self._spark, self._checkpoint) or ""
@@ -114,6 +127,38 @@ class RunningQuery:
                 self._busy, self._epoch_thread = False, None
                 self._between.notify_all()
 
+    # -- beside it
+
+    def _start_stream(self) -> StreamingQuery:
+        writer = self._frame.writeStream.foreachBatch(self._on_epoch).option("checkpointLocation", self._checkpoint)
+        writer = writer.queryName(self.name)
+        if self._trigger:
+            writer = writer.trigger(**self._trigger)
+        available_now = "availableNow" in self._trigger
+        self._prepared.enter_context(prepared_session(self._frame.sparkSession, self._checkpoint, available_now))
+        return writer.start()
+
+    def _watch(self) -> None:
+        """Lives as long as the query: waits for the end of Spark's stream, and starts it again where it should be."""
+        for _ in range(_RESTARTS):
+            try:
+                self._spark_query.awaitTermination()
+            except Exception as problem:  # of Spark, or of the way to its process: told by `_raise_error`
+                if self._error is not None or self._stopping or _TWO_WRITERS not in str(problem):
+                    return
+            else:
+                return
+            try:
+                self._driver.journal.check_ours()
+                with self._between:
+                    if self._stopping:
+                        return
+                    self._spark_query = self._start_stream()
+                _LOG.warning("an older driver wrote into Spark's log at the same time; the stream was started again")
+            except Exception as error:
+                self._error = error
+                return
+
     # -- for users
 
     @property
@@ -129,7 +174,7 @@ class RunningQuery:
     @property
     def active(self) -> bool:
         """Whether epochs are still run."""
-        return bool(self._spark_query.isActive)
+        return self._watcher.is_alive()
 
     def status(self) -> Status:
         """What is known now. Cheap; may be called as often as one likes."""
@@ -197,13 +242,15 @@ class RunningQuery:
                 self._between.wait(_POLL_S)
         try:
             self._spark_query.stop()
+            self._watcher.join()
         finally:
             self._close()
 
     def state(self, step: str, epoch: int | None = None, state: str | None = None) -> DataFrame:
         """The state of a step as a DataFrame: the key's columns, and the value under the state's name.
 
-        `epoch` may be any retained epoch; the last commit by default. `state` is needed only where a step declares
+        `epoch` may be any retained epoch; the last commit by default. The frame must be read while that epoch is
+        retained, or it fails with that text. `state` is needed only where a step declares
         several. Python objects come as pickled bytes, in a column of type binary.
         """
         graph, history = self._driver.graph, self._driver.journal.history
@@ -221,11 +268,13 @@ class RunningQuery:
             raise UserError(f"epoch {epoch} is not retained; epochs {max(0, history.oldest)}..{history.epoch} are")
         if epoch is not None and epoch != history.epoch:
             history = history_at(self._driver.store, Epoch(epoch))
-        return state_frame(self._spark, self._spec_bytes, chosen, name, history.manifest)
+        return state_frame(self._spark, self._spec_bytes, chosen, name, history)
 
     # -- inside
 
     def _close(self) -> None:
+        with suppress(Py4JError):  # the session may be gone
+            self._prepared.close()
         self._driver.close()
 
     def _raise_error(self) -> None:
@@ -233,7 +282,13 @@ class RunningQuery:
             raise self._error
         if self._error is not None and not isinstance(self._error, StoppedBetweenEpochs):
             raise self._error
-        problem = None if self._stopping else self._spark_query.exception()
+        try:
+            problem = None if self._stopping else self._spark_query.exception()
+        except Py4JError as error:
+            raise UserError(
+                f"the connection to Spark is lost: {type(error).__name__}. Its process has ended, or the session was "
+                "stopped under the query. Start the query again: it goes on from its last commit"
+            ) from error
         if isinstance(problem, StreamingQueryException):
             lines = [line for line in str(problem).splitlines() if line.strip()]
             raise UserError(f"Spark ended the query {self.name!r}: " + " ".join(lines[:3])) from problem

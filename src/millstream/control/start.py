@@ -30,7 +30,7 @@ from millstream.protocol.keyspace import DEFAULT_BIN_BITS
 from millstream.spark import tasks
 from millstream.spark.checkpoint import last_finished, query_id
 from millstream.spark.executor import SparkExecutor
-from millstream.spark.session import check_session, prepare_session
+from millstream.spark.session import check_session
 from millstream.spark.sinks import SparkDeliverer
 from millstream.spark.sources import arrow_schema, open_source, unite
 from millstream.store.journal import Journal
@@ -99,7 +99,6 @@ class Query(QueryData):
         check_start(driver.journal.history, query_id(spark, place), last_finished(spark, place))
         _check_workers(spark, opened, packed)
         frame = unite(spark, list(frames.values()), named)
-        prepare_session(frame.sparkSession, place, available_now="availableNow" in chosen)
         return RunningQuery(spark, driver, frame, place, chosen, packed)
 
 

@@ -191,7 +191,7 @@ class Driver:
                 raise DamagedObject(verdict.damage.name, verdict.damage.found, verdict.damage.expected)
             return verdict.reason
         oldest = Epoch(max(history.oldest, epoch - self.options.retain, 0))
-        self.journal.commit(
+        self.journal.append(
             Commit(epoch, plan.attempt, verdict.added, verdict.edits, verdict.outputs, verdict.records, oldest)
         )
         self.upkeep.applied(edits)

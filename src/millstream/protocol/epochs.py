@@ -91,7 +91,6 @@ class Commit:
     outputs: tuple[Output, ...]
     records: dict[str, int]
     oldest: Epoch
-    snapshot: str | None = None
 
 
 Entry = Claim | Plan | Abort | Commit

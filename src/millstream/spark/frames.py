@@ -19,11 +19,13 @@ from pyspark.sql.pandas.types import from_arrow_schema
 from millstream.engine.delivery import read_production
 from millstream.engine.spec import unpack
 from millstream.engine.state import parts_of, read_part, state_schema
+from millstream.errors import DamagedObject, UserError
 from millstream.model.graph import Step
-from millstream.protocol.epochs import Output
+from millstream.protocol.epochs import History, Output
 from millstream.protocol.keyspace import Range
-from millstream.protocol.manifest import Family, Manifest, Piece
+from millstream.protocol.manifest import Family, Piece
 from millstream.spark.tasks import store_of
+from millstream.store.journal import Journal
 
 
 def productions_frame(
@@ -42,17 +44,27 @@ def _production(spec_bytes: bytes, item: bytes) -> pa.RecordBatch:
     return read_production(store_of(unpack(spec_bytes)), msgspec.msgpack.decode(item, type=Output))
 
 
-def state_frame(spark: SparkSession, spec_bytes: bytes, step: Step, state: str, manifest: Manifest) -> DataFrame:
-    """All state of one declaration: the key's columns, and the value under the state's name."""
+def state_frame(spark: SparkSession, spec_bytes: bytes, step: Step, state: str, history: History) -> DataFrame:
+    """All state of one declaration as of a history: the key's columns, and the value under the state's name."""
     schema = state_schema(step, state)
-    parts = parts_of(manifest.pieces(Family(step.name, state)))
+    parts = parts_of(history.manifest.pieces(Family(step.name, state)))
     items = [msgspec.msgpack.encode(part) for part in parts]
-    return _frame(spark, schema, items, partial(_state_part, spec_bytes, schema))
+    return _frame(spark, schema, items, partial(_state_part, spec_bytes, schema, history.epoch))
 
 
-def _state_part(spec_bytes: bytes, schema: pa.Schema, item: bytes) -> pa.RecordBatch:
+def _state_part(spec_bytes: bytes, schema: pa.Schema, epoch: int, item: bytes) -> pa.RecordBatch:
     span, pieces = msgspec.msgpack.decode(item, type=tuple[Range, list[Piece]])
-    return read_part(store_of(unpack(spec_bytes)), schema, span, pieces)
+    store = store_of(unpack(spec_bytes))
+    try:
+        return read_part(store, schema, span, pieces)
+    except DamagedObject:
+        oldest = Journal.open(store).history.oldest
+        if epoch >= oldest:
+            raise
+        raise UserError(
+            f"the state of epoch {epoch} is no longer retained: epochs from {oldest} on are. Call state() again, read "
+            "the frame sooner, or give start() a larger retain"
+        ) from None
 
 
 def _frame(

@@ -3,7 +3,7 @@
 Rules
 -----
 - Every setting has its reason beside it. A session that a user built is checked, not changed, but for the two
-  settings of `prepare_session`; what cannot work is refused before the first epoch, saying what to set.
+  settings of `prepared_session`; what cannot work is refused before the first epoch, saying what to set.
 """
 
 from __future__ import annotations
@@ -11,7 +11,8 @@ from __future__ import annotations
 import os
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 from pyspark.sql import SparkSession
@@ -123,8 +124,11 @@ def check_session(spark: Any) -> SparkSession:
     return spark
 
 
-def prepare_session(spark: SparkSession, checkpoint: str, available_now: bool) -> None:
-    """Sets what a streaming query reads from its session while it runs, where the user has not.
+@contextmanager
+def prepared_session(spark: SparkSession, checkpoint: str, available_now: bool) -> Iterator[None]:
+    """Sets what a streaming query reads from its session, where the user has not; afterwards all is as it was.
+
+    Spark reads them until it begins the first epoch.
 
     - For available-now: the ticker's source does not know that trigger, and without Spark's wrapper one such source
       makes Spark read the whole backlog of all sources in one epoch, whatever their limits.
@@ -132,7 +136,17 @@ def prepare_session(spark: SparkSession, checkpoint: str, available_now: bool) -
       where Hadoop has no native library, which costs as much as a small epoch. The other way renames without asking
       whether the target has appeared meanwhile; which driver's epochs count is decided by the journal alone.
     """
-    if available_now:
-        spark.conf.set(_AVAILABLE_NOW, "true")
+    wanted = {_AVAILABLE_NOW: "true"} if available_now else {}
     if checkpoint.startswith("file:") and spark.conf.get(_FILES, None) is None:
-        spark.conf.set(_FILES, _LOCAL_FILES)
+        wanted[_FILES] = _LOCAL_FILES
+    before = {key: spark.conf.get(key, None) for key in wanted}
+    for key, value in wanted.items():
+        spark.conf.set(key, value)
+    try:
+        yield
+    finally:
+        for key, old in before.items():
+            if old is None:
+                spark.conf.unset(key)
+            else:
+                spark.conf.set(key, old)

@@ -120,10 +120,14 @@ def prober(spec_bytes: bytes, name: str, expected: bytes) -> Any:
 
 def _probe(spec_bytes: bytes, name: str, expected: bytes, _: Iterable[int]) -> Iterator[str]:
     """Whether this worker can unpack the query and see the store: an empty string, or what is wrong."""
+    part = "query"
     try:
         spec = unpack(spec_bytes)
+        for step in spec.codes:
+            part = f"computation of step {step!r}"
+            spec.new_computation(step)
     except Exception as error:
-        yield f"the query's code cannot be loaded on a worker: {type(error).__name__}: {error}"
+        yield f"the {part} cannot be loaded on a worker: {type(error).__name__}: {error}"
         return
     try:
         found = store_of(spec).get(name)

@@ -7,8 +7,9 @@ Rules
   have been lost, in which case the entry is ours.
 - Every entry carries the digest of the one before it and ends with a digest of itself. A truncated, altered or
   missing entry is named and refused, never skipped (G6).
-- A snapshot is the sum of all entries up to a commit that names it. It only saves reading: it counts only because
-  that commit names it and its digest.
+- A snapshot is the sum of all entries up to one that names it. It only saves reading: it counts only because that
+  entry names it and its digest. One is made every `SNAPSHOT_EVERY` entries, whatever they are, between two attempts:
+  a driver that fails at every start must not make the next start slower without end.
 - Old entries are deleted behind a snapshot, so a driver that slept could find "its" number free again. Therefore a
   driver whose last look is older than `LOOK_AGAIN_S` lists the journal after it has written: if there is anything
   beyond its entry, it has been fenced and its entry counts for nobody. Entries are kept at least `KEEP_S` after
@@ -40,8 +41,8 @@ from millstream.protocol.manifest import Family, Manifest, Piece
 from millstream.store import names
 from millstream.store.objects import ObjectStore
 
-FORMAT_VERSION = 1
-SNAPSHOT_EVERY = 32
+FORMAT_VERSION = 2
+SNAPSHOT_EVERY = 64
 LOOK_AGAIN_S = 60.0
 KEEP_S = 900.0
 
@@ -50,7 +51,7 @@ _KINDS: dict[str, Any] = {"Claim": Claim, "Plan": Plan, "Abort": Abort, "Commit"
 
 @dataclass(frozen=True, slots=True)
 class Envelope:
-    """What surrounds an entry in its object."""
+    """What surrounds an entry in its object. `epoch` is the last committed one, with this entry counted."""
 
     number: int
     kind: str
@@ -58,6 +59,8 @@ class Envelope:
     nonce: str
     previous: str
     at_ms: int
+    epoch: int
+    snapshot: str | None
     body: Any
 
 
@@ -77,6 +80,7 @@ class Journal:
         self.history = History()
         self.next_number = 0
         self._previous = ""
+        self._snapshot_at = -1
         self._generation = Generation(0)
         self._looked_at = _clock()
 
@@ -101,24 +105,24 @@ class Journal:
             self._advance(*self._entry(number))
 
     def _start_from_snapshot(self, numbers: set[int], until: Epoch | None) -> None:
-        for number, commit, digest in self._snapshots():
-            if until is None or commit.epoch <= until:
-                self.history = read_snapshot(self.store, commit.snapshot or "")
-                self.next_number, self._previous = number + 1, digest
+        for envelope, digest in self._snapshots(numbers):
+            if until is None or envelope.epoch <= until:
+                self.history = read_snapshot(self.store, envelope.snapshot or "")
+                self.next_number, self._previous, self._snapshot_at = envelope.number + 1, digest, envelope.number
                 return
         if numbers and 0 not in numbers:
             raise DamagedObject(names.journal_entry(0), "nothing", "the first journal entry, or a snapshot beyond it")
 
-    def _snapshots(self) -> Iterator[tuple[int, Commit, str]]:
-        """The commits that name a snapshot, newest first: entry number, commit, digest of the entry."""
-        for name in sorted((item.name for item in self.store.list(names.SNAPSHOTS)), reverse=True):
-            number = names.snapshot_number(name)
-            if self.store.get(names.journal_entry(number)) is None:
-                continue  # written by a driver that was fenced or died before its commit
+    def _snapshots(self, numbers: set[int]) -> Iterator[tuple[Envelope, str]]:
+        """Of the entries with these numbers those that name a snapshot, newest first, each with its digest.
+
+        A snapshot without an entry is of a driver that was fenced, or died or failed in between; there may be many.
+        """
+        written = {names.snapshot_number(item.name) for item in self.store.list(names.SNAPSHOTS)}
+        for number in sorted(written & numbers, reverse=True):
             envelope, digest = self._entry(number, chained=False)
-            commit = envelope.body
-            if isinstance(commit, Commit) and commit.snapshot and commit.snapshot.startswith(name + "#"):
-                yield number, commit, digest
+            if envelope.snapshot:
+                yield envelope, digest
 
     def _entry(self, number: int, chained: bool = True) -> tuple[Envelope, str]:
         name = names.journal_entry(number)
@@ -135,6 +139,8 @@ class Journal:
     def _advance(self, envelope: Envelope, digest: str) -> None:
         self.history = self.history.after(envelope.body)
         self.next_number, self._previous = envelope.number + 1, digest
+        if envelope.snapshot:
+            self._snapshot_at = envelope.number
 
     # -- writing
 
@@ -147,13 +153,14 @@ class Journal:
                 self.append(Claim(generation, f"{socket.gethostname()}:{os.getpid()}"))
                 return
             except Fenced:  # another driver claimed at the same moment: read on and claim above it
-                self.history, self.next_number, self._previous = History(), 0, ""
+                self.history, self.next_number, self._previous, self._snapshot_at = History(), 0, "", -1
                 self._read()
         raise ConflictError(f"could not claim the store {self.store.uri}: other drivers keep claiming it")
 
     def append(self, entry: Entry) -> None:
         """Adds an entry. Raises `Fenced` if a newer driver has the store; then nothing was added."""
         after = self.history.after(entry)  # an impossible entry is our bug: found before it is written
+        due = after.plan is None and self.next_number - self._snapshot_at >= SNAPSHOT_EVERY
         envelope = Envelope(
             number=self.next_number,
             kind=type(entry).__name__,
@@ -161,11 +168,15 @@ class Journal:
             nonce=secrets.token_hex(8),
             previous=self._previous,
             at_ms=time.time_ns() // 1_000_000,
+            epoch=after.epoch,
+            snapshot=_write_snapshot(self.store, self.next_number, after) if due else None,
             body=entry,
         )
         data, digest = encode_entry(envelope)
         self._create(envelope, data)
         self.history, self.next_number, self._previous = after, envelope.number + 1, digest
+        if due:
+            self._snapshot_at = envelope.number
 
     def _create(self, envelope: Envelope, data: bytes) -> None:
         name = names.journal_entry(envelope.number)
@@ -184,6 +195,12 @@ class Journal:
                 raise self._fenced(max(beyond))
         self._looked_at = began  # not now: this thread may have slept since
 
+    def check_ours(self) -> None:
+        """Raises `Fenced` if another driver has written since. Not to be called beside an `append`."""
+        name = names.journal_entry(self.next_number)
+        if self.store.get(name) is not None:
+            raise self._fenced(name)
+
     def _is_ours(self, name: str, nonce: str) -> bool:
         data = self.store.get(name)
         return data is not None and decode_entry(name, bytes(data))[0].nonce == nonce
@@ -200,13 +217,6 @@ class Journal:
             "driver runs the query."
         )
 
-    def commit(self, commit: Commit) -> None:
-        """Appends a commit, with a snapshot every `SNAPSHOT_EVERY` epochs."""
-        if (commit.epoch + 1) % SNAPSHOT_EVERY == 0:
-            after = self.history.after(commit)
-            commit = _with_snapshot(self.store, self.next_number, after, commit)
-        self.append(commit)
-
     # -- letting go
 
     def obsolete(self) -> list[str]:
@@ -215,21 +225,16 @@ class Journal:
         The last snapshot that lies before every retained epoch stays, with all entries after it, so that any
         retained epoch can be read.
         """
-        keep_from = self._oldest_needed_entry()
-        old = [
-            i.name
-            for i in self.store.list(names.JOURNAL)
-            if i.age_s > KEEP_S and names.entry_number(i.name) < keep_from
-        ]
+        oldest = self.history.oldest
+        entries = {names.entry_number(item.name): item for item in self.store.list(names.JOURNAL)}
+        snapshots = self._snapshots(set(entries))
+        keep_from = next((envelope.number for envelope, _ in snapshots if envelope.epoch <= oldest), 0)
+        old = [item.name for number, item in entries.items() if number < keep_from and item.age_s > KEEP_S]
         return old + [
             item.name
             for item in self.store.list(names.SNAPSHOTS)
             if item.age_s > KEEP_S and names.snapshot_number(item.name) < keep_from
         ]
-
-    def _oldest_needed_entry(self) -> int:
-        oldest = self.history.oldest
-        return next((number for number, commit, _ in self._snapshots() if commit.epoch <= oldest), 0)
 
 
 def check_format(store: ObjectStore) -> str:
@@ -296,11 +301,11 @@ def decode_entry(name: str, data: bytes) -> tuple[Envelope, str]:
     return Envelope(**{**raw, "body": body}), digest
 
 
-def _with_snapshot(store: ObjectStore, number: int, history: History, commit: Commit) -> Commit:
-    name = names.snapshot(number)
-    data = _encode_history(history)
+def _write_snapshot(store: ObjectStore, number: int, history: History) -> str:
+    """Stores the sum up to entry `number`; the reference by which that entry names it."""
+    name, data = names.snapshot(number), _encode_history(history)
     store.put(name, data)
-    return replace(commit, snapshot=f"{name}#{digest_of(data)}")
+    return f"{name}#{digest_of(data)}"
 
 
 def _encode_history(history: History) -> bytes:
@@ -314,12 +319,13 @@ def _encode_history(history: History) -> bytes:
         "pieces": [piece for pieces in history.manifest.families.values() for piece in pieces.values()],
         "released": history.released,
         "recent": history.recent,
+        "attempts": history.attempts,
     }
     return msgspec.json.encode(flat)
 
 
 def read_snapshot(store: ObjectStore, reference: str) -> History:
-    """The history in a snapshot; `reference` is its name and digest, as the commit gives them."""
+    """The history in a snapshot; `reference` is its name and digest, as the entry that names it gives them."""
     name, _, expected = reference.partition("#")
     data = store.get(name)
     found = "nothing" if data is None else f"digest {digest_of(data)}"
