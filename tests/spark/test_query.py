@@ -567,6 +567,54 @@ def test_a_damaged_segment_stops_a_query_on_spark_with_its_name(spark: SparkSess
     assert {r[0]: r[1] for r in running.state("count").collect()} == {"anna": 2}
 
 
+def test_whatever_is_damaged_in_a_store_is_named_and_what_is_put_back_goes_on(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every kind of object that a restart reads, cut short, with a bit flipped, and removed; each on its own copy."""
+    monkeypatch.setattr("millstream.store.journal.SNAPSHOT_EVERY", 8)
+    feed, whole = Feed(tmp_path / "in", EVENTS), tmp_path / "whole"
+    for _ in range(7):
+        feed.add([("anna", 1), ("bert", 1)])
+
+    def build() -> ms.Query:
+        query = ms.Query("damaged")
+        query.source("events", feed.stream(spark)).key_by("user").compute("count", Count)
+        return query
+
+    history = run_all(build(), spark, whole)._driver.journal
+    feed.add([("anna", 1)])
+    snapshot = max(path.name for path in (whole / "snapshots").iterdir())
+    named, last = int(snapshot.split("-")[0]), history.next_number - 1
+    assert named < last - 1
+    damaged = "stored object '{}' is damaged"
+    cases = {
+        "format": {"remove": damaged},
+        f"journal/{named:020d}": {"remove": damaged},
+        f"journal/{last - 1:020d}": {"remove": damaged},
+        f"journal/{last:020d}": {"remove": "Spark's checkpoint has finished epoch 6, but the store's last commit is"},
+        f"snapshots/{snapshot}": {"remove": "goes on"},
+        next(iter(history.history.manifest.segments())).name: {"remove": damaged},
+    }
+    for name, expected in cases.items():
+        for kind in ("cut", "flip", "remove"):
+            broken = tmp_path / kind / name  # a place of its own: workers may have mapped what was whole
+            shutil.copytree(whole, broken)
+            target, original = broken / name, (whole / name).read_bytes()
+            target.unlink()
+            if kind != "remove":
+                middle = len(original) // 2
+                flipped = original[:middle] + bytes([original[middle] ^ 4]) + original[middle + 1 :]
+                target.write_bytes(original[:middle] if kind == "cut" else flipped)
+            match = expected.get(kind, damaged).format(name)
+            if "goes on" not in match:
+                with pytest.raises(ms.UserError, match=match):
+                    run_all(build(), spark, broken)
+                target.write_bytes(original)
+            running = run_all(build(), spark, broken)
+            found = {row[0]: row[1] for row in running.state("count").collect()}
+            assert found == {"anna": 8, "bert": 7}, f"{kind} {name}"
+
+
 def test_a_sink_may_hold_what_cannot_be_sent_to_workers(spark: SparkSession, tmp_path: Path) -> None:
     feed, lock, seen = Feed(tmp_path / "in", EVENTS), threading.Lock(), []
     feed.add([("anna", 1)])

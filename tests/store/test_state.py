@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime as dt
 import math
 from decimal import Decimal
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,19 +13,22 @@ import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from obstore.store import MemoryStore
 
 from millstream.engine.state import parts_of
+from millstream.errors import DamagedObject
 from millstream.protocol import keyspace
 from millstream.protocol.compaction import choose
 from millstream.protocol.keyspace import LAST, WHOLE, Range
 from millstream.protocol.manifest import Family, Manifest
 from millstream.store import keys as keys_module
+from millstream.store.journal import digest_of
 from millstream.store.keys import KeyColumns, arrange
 from millstream.store.lookup import locate
 from millstream.store.merge import merge, newest_rows
 from millstream.store.names import Maker
-from millstream.store.objects import open_store
-from millstream.store.segments import SegmentCache, write_segments
+from millstream.store.objects import ObjectStoreBackend, open_store
+from millstream.store.segments import SegmentCache, read_checked, write_segments
 
 FAMILY = Family("step", "state")
 KINDS: dict[str, tuple[pa.DataType, st.SearchStrategy[Any]]] = {
@@ -291,3 +295,21 @@ def test_many_hashes_are_sorted_stably_whatever_their_upper_halves(spread: str, 
     order, ordered = keys_module._sorted(hashes)
     assert (order == np.argsort(hashes, kind="stable")).all()
     assert (ordered == hashes[order]).all()
+
+
+def test_a_damaged_local_copy_of_a_remote_segment_is_fetched_again(tmp_path: Path, monkeypatch: Any) -> None:
+    """A stand-in for a remote store: memory, without a path. Only an object that is bad itself is named."""
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    store = ObjectStoreBackend("stand-in://bucket", MemoryStore(), None)
+    data = b"state" * 100
+    store.put("segments/a", data)
+    digest = digest_of(data)
+    assert bytes(read_checked(store, "segments/a", len(data), digest)) == data
+    [copy] = [path for path in tmp_path.rglob("*segments__a*") if path.is_file()]
+    copy.unlink()
+    copy.write_bytes(b"stale" * 100)
+    assert bytes(read_checked(store, "segments/a", len(data), digest)) == data
+    copy.unlink()
+    store.put("segments/a", b"wrong" * 100)
+    with pytest.raises(DamagedObject, match="segments/a"):
+        read_checked(store, "segments/a", len(data), digest)
