@@ -4,12 +4,13 @@
 
 MODE says what the computation does, once, at its worst moment:
     plain            nothing; MOMENT:EPOCH names where the driver kills itself (SIGKILL), or with `:stop`, where it
-                     and all its processes stop until somebody lets them go on (SIGSTOP)
+                     and its JVM stop until somebody lets them go on (SIGSTOP)
     worker           the Python worker kills itself after the first step has written its segments
     executor         the executor kills itself in the middle of an epoch
     mixed            slot 1's executor kills itself after slot 0 has consumed its route output, which is made from a
                      source that differs when it is read again
     endless          nothing; the query runs until it is stopped
+    jvm              the driver kills its JVM in the middle of an epoch
 Prints one JSON line with what happened.
 """
 
@@ -127,7 +128,14 @@ def main(folder: Path, master: str, mode: str) -> None:
     settings = {"spark.ui.enabled": "false", "spark.driver.memory": "1g", "spark.executor.memory": "700m"}
     spark = ms.session("killed", master=master, settings={**settings, "spark.executor.cores": "1"})
     spark.sparkContext.setLogLevel("OFF")
-    print("RESULT " + json.dumps(run(spark, folder, mode, observe)), flush=True)
+    jvm = spark.sparkContext._gateway.java_process.pid  # type: ignore[union-attr]
+
+    def notify(moment: str, epoch: int) -> None:
+        if mode == "jvm" and (moment, epoch) == ("planned", 2):
+            os.kill(jvm, signal.SIGKILL)
+        observe(moment, epoch)
+
+    print("RESULT " + json.dumps(run(spark, folder, mode, notify)), flush=True)
     spark.stop()
 
 

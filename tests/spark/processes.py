@@ -89,7 +89,7 @@ def job(folder: Path, master: str, mode: str, more: str = "", script: Path = JOB
 def run(folder: Path, master: str, mode: str, more: str = "", script: Path = JOB) -> tuple[int, Any, str]:
     """Runs a job to its end: exit code, what it reported, and the end of its errors."""
     with job(folder, master, mode, more, script) as process:
-        out, err = process.communicate(timeout=300)
+        out, err = process.communicate(timeout=600)
     return process.returncode, reported(out), err[-6000:]
 
 

@@ -119,6 +119,17 @@ def wait_delivered(folder: Path, counts: Counter[str]) -> None:
         time.sleep(0.2)
 
 
+def test_a_driver_whose_jvm_is_killed_says_so_and_a_restart_goes_on(
+    spark: SparkSession, tmp_path: Path, rng: random.Random
+) -> None:
+    counts = make_input(tmp_path, rng, files=8)
+    code, _, err = run(tmp_path, "local[2]", "jvm")
+    assert code == 1
+    assert "connection to Spark is lost" in err or "Spark could not finish the job" in err, err
+    assert "millstream.errors." in err
+    check(tmp_path, run_here(spark, tmp_path, "plain"), counts)
+
+
 def test_a_disk_that_fills_up_under_spark_stops_the_query_and_more_space_lets_it_go_on(
     spark: SparkSession, tmp_path: Path, rng: random.Random
 ) -> None:
@@ -133,7 +144,7 @@ def test_a_disk_that_fills_up_under_spark_stops_the_query_and_more_space_lets_it
         code, _, err = run(small, "local[2]", "plain")
         assert code == 1
         assert "No space left" in err, err
-        assert "Free some space, then start the query again" in err, err
+        assert "Free some space, then start the query again" in err or "Spark ended the query" in err, err
         before = Journal.open(open_store(str(small / "store"))).history.epoch
         assert 0 <= before < 29
         subprocess.run(["mount", "-o", "remount,size=64m", str(small)], check=True)

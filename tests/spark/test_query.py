@@ -368,6 +368,7 @@ def test_what_cannot_run_is_refused_before_the_first_epoch(spark: SparkSession, 
     spark.conf.set("spark.sql.execution.arrow.useLargeVarTypes", "true")
     refuse("useLargeVarTypes is true, expected false", query())
     spark.conf.set("spark.sql.execution.arrow.useLargeVarTypes", "false")
+    refuse("trigger=.*'banana'", query(), trigger={"processingTime": "banana"})
     refuse("slots=0", query(), slots=0)
     refuse("bins=1000: give a power of two", query(), bins=1000)
     refuse("a memory store is seen by one process only", query(), store="memory://")
@@ -389,7 +390,7 @@ def test_a_driver_whose_store_is_claimed_by_another_stops_and_says_so(spark: Spa
 
     running = build().start(spark, store=str(tmp_path / "store"))
     running.wait_epoch(0, timeout=120)
-    with pytest.raises(ms.UserError, match="already runs in this Spark session"):
+    with pytest.raises(ms.UserError, match="a query named 'rivals' already runs here"):
         build().start(spark, store=str(tmp_path / "store"))
     rival = Journal.open(open_store(str(tmp_path / "store")))
     rival.claim()
@@ -420,15 +421,26 @@ def test_code_that_workers_cannot_load_is_refused_with_its_step(
     assert not (tmp_path / "store" / "journal").exists()
 
 
-def test_a_stream_ended_by_an_older_driver_in_sparks_log_is_started_again(spark: SparkSession, tmp_path: Path) -> None:
+@pytest.mark.parametrize("log", ["offsets", "sources"])
+def test_a_stream_ended_by_an_older_driver_in_sparks_log_is_started_again(
+    log: str, spark: SparkSession, tmp_path: Path
+) -> None:
     """The entry that Spark is about to write is there already, as from a driver that has yet to find itself fenced."""
-    feed, offsets = Feed(tmp_path / "in", EVENTS), tmp_path / "store" / "spark-checkpoint" / "offsets"
+    feed, checkpoint = Feed(tmp_path / "in", EVENTS), tmp_path / "store" / "spark-checkpoint"
     feed.add([("anna", 1)])
 
     def observe(moment: str, epoch: int) -> None:
-        if (moment, epoch) == ("delivered", 2):
-            shutil.copy(offsets / "2", offsets / "3")
-            feed.add([("anna", 1), ("bert", 1)])
+        if (moment, epoch) != ("delivered", 2):
+            return
+        feed.add([("anna", 1), ("bert", 1)])
+        if log == "offsets":
+            shutil.copy(checkpoint / "offsets" / "2", checkpoint / "offsets" / "3")
+        else:
+            version, entry = (checkpoint / "sources" / "0" / "0").read_text().splitlines()
+            changed = json.loads(entry)
+            changed["path"] = changed["path"].replace("000000.parquet", "000001.parquet")
+            changed["batchId"] = 1
+            (checkpoint / "sources" / "0" / "1").write_text(f"{version}\n{json.dumps(changed)}")
 
     query = ms.Query("disturbed")
     query.source("events", feed.stream(spark)).key_by("user").compute("count", Count)
@@ -450,6 +462,125 @@ def test_starting_a_query_leaves_the_settings_of_the_session_alone(spark: SparkS
     query.source("events", feed.stream(spark)).key_by("user").compute("count", Count)
     run_all(query, spark, tmp_path / "store")
     assert settings() == before
+
+
+def test_two_queries_that_start_in_one_session_keep_their_limits_and_its_settings(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    feed, before = Feed(tmp_path / "in", EVENTS), dict(spark.conf.getAll)
+    for _ in range(4):
+        feed.add([("anna", 1)])
+    running = []
+    for name in ("first", "second", "third"):
+        query = ms.Query(name)
+        query.source("events", feed.stream(spark)).key_by("user").compute("count", Count)
+        running.append(query.start(spark, store=str(tmp_path / name), trigger=NOW))
+    for each in running:
+        each.await_termination()
+        assert each.epoch >= 3, "each file is an epoch of its own"
+        assert [tuple(row) for row in each.state("count").collect()] == [("anna", 4)]
+    assert dict(spark.conf.getAll) == before
+
+
+def test_a_query_of_function_sources_is_of_the_users_session(spark: SparkSession, tmp_path: Path) -> None:
+    """Not started twice, with the user's settings, and with state that the user's SQL can read."""
+    feed, zones = Feed(tmp_path / "in", EVENTS), []
+    feed.add([("anna", 1)])
+
+    def build() -> ms.Query:
+        def read(reader: Any) -> DataFrame:
+            zones.append(reader._spark.conf.get("spark.sql.session.timeZone"))
+            frame: DataFrame = reader.schema(EVENTS).option("maxFilesPerTrigger", 1).parquet(str(feed.folder))
+            return frame
+
+        query = ms.Query("ours")
+        query.source("events", read).key_by("user").compute("count", Count)
+        return query
+
+    spark.conf.set("spark.sql.session.timeZone", "Asia/Tokyo")
+    try:
+        running = build().start(spark, store=str(tmp_path / "store"))
+    finally:
+        spark.conf.set("spark.sql.session.timeZone", "UTC")
+    assert zones == ["Asia/Tokyo"]
+    running.wait_epoch(0, timeout=120)
+    with pytest.raises(ms.UserError, match="a query named 'ours' already runs here; stop it first"):
+        build().start(spark, store=str(tmp_path / "other"))
+    running.stop()
+    running.state("count").createOrReplaceTempView("counts")
+    assert [tuple(row) for row in spark.sql("from counts").collect()] == [("anna", 1)]
+    spark.catalog.dropTempView("counts")
+
+
+def test_wait_epoch_waits_for_an_epoch_that_is_delivered_again(spark: SparkSession, tmp_path: Path) -> None:
+    feed, away, delivered = Feed(tmp_path / "in", EVENTS), threading.Event(), threading.Event()
+    feed.add([("anna", 1)])
+
+    def write(frame: DataFrame, epoch: int) -> None:
+        if not away.is_set():
+            raise RuntimeError("the database is away")
+        delivered.wait(60)
+
+    def build() -> ms.Query:
+        query = ms.Query("again")
+        sums = query.source("events", feed.stream(spark)).key_by("user").compute("sums", Total)
+        sums.sink("db", ms.ForeachBatch(write))
+        return query
+
+    with pytest.raises(ms.SinkError):
+        run_all(build(), spark, tmp_path / "store")
+    away.set()
+    running = build().start(spark, store=str(tmp_path / "store"))
+    assert running.epoch == 0
+    with pytest.raises(TimeoutError, match="epoch 0 was not reached within 0.5 s"):
+        running.wait_epoch(0, timeout=0.5)
+    delivered.set()
+    assert running.wait_epoch(0, timeout=60) >= 0
+    running.stop()
+
+
+def test_a_driver_that_was_replaced_says_so_whatever_ended_it(spark: SparkSession, tmp_path: Path) -> None:
+    feed = Feed(tmp_path / "in", EVENTS)
+    feed.add([("anna", 1)])
+
+    def write(frame: DataFrame, epoch: int) -> None:
+        Journal.open(open_store(str(tmp_path / "store"))).claim()
+        raise RuntimeError("what was to be delivered is gone")
+
+    query = ms.Query("replaced")
+    query.source("events", feed.stream(spark)).key_by("user").compute("sums", Total).sink("db", ms.ForeachBatch(write))
+    with pytest.raises(ms.Fenced, match="has been replaced: generation 2") as caught:
+        run_all(query, spark, tmp_path / "store")
+    assert isinstance(caught.value.__cause__, ms.SinkError)
+
+
+def test_a_path_may_have_any_character(spark: SparkSession, tmp_path: Path) -> None:
+    feed, store = Feed(tmp_path / "in", EVENTS), tmp_path / "a#b c?d%20e"
+    feed.add([("anna", 1)])
+    for expected in (1, 2):
+        query = ms.Query("odd")
+        query.source("events", feed.stream(spark)).key_by("user").compute("count", Count)
+        running = run_all(query, spark, store)
+        assert [tuple(row) for row in running.state("count").collect()] == [("anna", expected)]
+        feed.add([("anna", 1)])
+
+
+def test_a_stream_that_is_ended_again_and_again_is_not_started_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a stand-in for Spark's stream: that two writers collide nine times is hard to arrange."""
+    started: list[int] = []
+
+    class Stream:
+        def awaitTermination(self) -> None:  # noqa: N802
+            raise RuntimeError("[CONCURRENT_STREAM_LOG_UPDATE] ...")
+
+    running = object.__new__(ms.RunningQuery)
+    running._error, running._stopping, running._between = None, False, threading.Condition()
+    running._spark_query = Stream()  # type: ignore[assignment]
+    monkeypatch.setattr(ms.RunningQuery, "epoch", 5)
+    monkeypatch.setattr(ms.RunningQuery, "_cause", lambda self, error: error)
+    monkeypatch.setattr(ms.RunningQuery, "_start_stream", lambda self: (started.append(1), Stream())[1])
+    running._watch()
+    assert len(started) == 8
 
 
 def test_a_state_that_is_read_too_late_is_no_longer_retained_rather_than_damaged(

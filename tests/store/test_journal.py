@@ -258,3 +258,20 @@ def test_a_driver_that_dies_at_every_start_makes_no_start_slower_without_end(die
             assert journal.history.attempts == number
             journal.append(plan(0, number))
     assert max(operations) <= SNAPSHOT_EVERY + 8
+
+
+def test_entries_are_kept_while_the_snapshot_that_replaces_them_cannot_be_read(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(journal_module, "KEEP_S", -1.0)
+    store = open_store("memory://")
+    journal = Journal.open(store)
+    journal.claim()
+    run(journal, 0, 99)
+    whole = journal.obsolete()
+    assert names.journal_entry(0) in whole
+    for item in list(store.list(names.SNAPSHOTS)):
+        store.delete([item.name])
+        store.put(item.name, b"damaged")
+    with pytest.raises(DamagedObject, match="snapshots/"):
+        journal.obsolete()

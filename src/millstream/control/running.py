@@ -4,9 +4,9 @@ Rules
 -----
 - A query stops between two epochs, never inside one; also on Ctrl-C. Whatever stops it, the last commit is intact.
 - What went wrong is raised as what it was: the user's step, the damaged object, the driver that took over.
-- An older driver may still write into Spark's own log until it finds itself fenced (G3), and Spark ends whichever of
-  the two comes second. So a stream that ends that way is started again if the store is still ours; otherwise this
-  driver has been fenced, and says so.
+- An older driver may still write into Spark's own logs until it finds itself fenced (G3), and Spark ends whichever of
+  the two comes second. So a stream that ends that way is started again if the store is still ours.
+- Whatever ended a driver that has been replaced, it says that it has been replaced: the rest follows from that.
 """
 
 from __future__ import annotations
@@ -16,28 +16,32 @@ import signal
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
 from py4j.protocol import Py4JError
-from pyspark.errors import StreamingQueryException
+from pyspark.errors import PySparkException, StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
+from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 from millstream.engine.driver import Driver, EpochFacts
-from millstream.errors import MillstreamError, UserError
-from millstream.protocol.epochs import Epoch
+from millstream.errors import DamagedObject, Fenced, MillstreamError, UserError
+from millstream.protocol.epochs import Epoch, History
 from millstream.spark.checkpoint import offsets_digest, query_id
 from millstream.spark.frames import state_frame
 from millstream.spark.session import prepared_session
-from millstream.store.journal import history_at
+from millstream.store.journal import Journal, history_at
 
 _POLL_S = 0.05
-_RESTARTS = 8
-_TWO_WRITERS = "CONCURRENT_STREAM_LOG_UPDATE"
-"""How Spark names that another driver wrote the entry of its log that it was about to write."""
+_RESTARTS = 8  # without an epoch in between
+_TWO_WRITERS = ("CONCURRENT_STREAM_LOG_UPDATE", "Multiple streaming jobs detected", "Multiple streaming queries are")
+"""How Spark says, in its three logs, that another driver wrote the entry that it was about to write."""
+
+_LOST = (Py4JError, OSError)
+"""What calls into a JVM raise that is gone."""
 
 _LOG = logging.getLogger("millstream")
 
@@ -79,6 +83,7 @@ class RunningQuery:
         checkpoint: str,
         trigger: dict[str, Any],
         spec_bytes: bytes,
+        finished: Callable[[], Epoch],
     ) -> None:
         self._spark, self._driver, self._checkpoint, self._spec_bytes = spark, driver, checkpoint, spec_bytes
         self._between = threading.Condition()
@@ -87,12 +92,13 @@ class RunningQuery:
         self._error: BaseException | None = None
         self._query_id: str | None = None
         self._epoch_thread: int | None = None
-        self._delivered = driver.journal.history.epoch
         self.recent: deque[EpochFacts] = deque(maxlen=1000)
         """Facts of the last epochs this driver ran."""
-        self._frame, self._trigger = frame, trigger
+        self._frame, self._available_now = frame, "availableNow" in trigger
         self._prepared = ExitStack()
+        self._writer = _writer(frame, trigger, checkpoint, driver.graph.name, self._on_epoch)
         driver.claim()
+        self._delivered = finished()
         self._spark_query = self._start_stream()
         self._watcher = threading.Thread(target=self._watch, name="millstream-watch", daemon=True)
         self._watcher.start()
@@ -107,8 +113,8 @@ class RunningQuery:
             if self._stopping:
                 raise StoppedBetweenEpochs
             self._busy, self._epoch_thread = True, threading.get_ident()
-        self._prepared.close()
         try:
+            self._prepared.close()
             if self._query_id is None:
                 self._query_id = query_id(self._spark, self._checkpoint) or ""
             epoch = Epoch(batch_id)
@@ -120,7 +126,7 @@ class RunningQuery:
                 self.recent.append(self._driver.last)
             self._delivered = epoch
         except BaseException as error:
-            self._error = error
+            self._error = self._cause(error)
             raise
         finally:
             with self._between:
@@ -130,26 +136,31 @@ class RunningQuery:
     # -- beside it
 
     def _start_stream(self) -> StreamingQuery:
-        writer = self._frame.writeStream.foreachBatch(self._on_epoch).option("checkpointLocation", self._checkpoint)
-        writer = writer.queryName(self.name)
-        if self._trigger:
-            writer = writer.trigger(**self._trigger)
-        available_now = "availableNow" in self._trigger
-        self._prepared.enter_context(prepared_session(self._frame.sparkSession, self._checkpoint, available_now))
-        return writer.start()
+        self._prepared.enter_context(prepared_session(self._frame.sparkSession, self._checkpoint, self._available_now))
+        try:
+            return self._writer.start()
+        except PySparkException as error:
+            self._prepared.close()
+            raise UserError(f"Spark cannot run the query {self.name!r}: {_first_lines(error)}") from error
 
     def _watch(self) -> None:
         """Lives as long as the query: waits for the end of Spark's stream, and starts it again where it should be."""
-        for _ in range(_RESTARTS):
+        restarts, epoch = 0, self.epoch
+        while True:
             try:
                 self._spark_query.awaitTermination()
-            except Exception as problem:  # of Spark, or of the way to its process: told by `_raise_error`
-                if self._error is not None or self._stopping or _TWO_WRITERS not in str(problem):
-                    return
-            else:
                 return
+            except Exception as problem:  # of Spark, or of the way to its process; `_raise_error` tells the user
+                if self._error is not None or self._stopping:
+                    return
+                cause = self._cause(problem)
+                if isinstance(cause, Fenced):
+                    self._error = cause
+                    return
+                restarts, epoch = (restarts + 1, epoch) if epoch == self.epoch else (1, self.epoch)
+                if restarts > _RESTARTS or not any(text in str(problem) for text in _TWO_WRITERS):
+                    return
             try:
-                self._driver.journal.check_ours()
                 with self._between:
                     if self._stopping:
                         return
@@ -158,6 +169,17 @@ class RunningQuery:
             except Exception as error:
                 self._error = error
                 return
+
+    def _cause(self, error: BaseException) -> BaseException:
+        """What an error comes from: that this driver has been replaced, if it has."""
+        try:
+            self._driver.journal.check_ours()
+        except Fenced as fenced:
+            fenced.__cause__ = error
+            return fenced
+        except Exception as other:
+            _LOG.debug("could not look at the journal: %s", other)
+        return error
 
     # -- for users
 
@@ -197,10 +219,16 @@ class RunningQuery:
         )
 
     def wait_epoch(self, epoch: int, timeout: float | None = None) -> int:
-        """Waits until an epoch is committed and delivered; returns the last committed epoch."""
+        """Waits until an epoch is committed and delivered; returns the last committed epoch.
+
+        Ctrl-C stops the query between two epochs, and then raises `KeyboardInterrupt`.
+        """
+        self._refuse_inside("wait_epoch()")
         deadline = None if timeout is None else time.monotonic() + timeout
-        with self._between:
+        with _interrupts() as interrupted, self._between:
             while self._delivered < epoch:
+                if interrupted.is_set():
+                    break
                 if not self.active and not self._busy:
                     self._raise_error()
                     raise UserError(f"the query {self.name!r} ended at epoch {self.epoch}, before epoch {epoch}")
@@ -209,13 +237,17 @@ class RunningQuery:
                         f"epoch {epoch} was not reached within {timeout} s; the last commit is {self.epoch}"
                     )
                 self._between.wait(_POLL_S)
+        if interrupted.is_set():
+            self.stop()
+            raise KeyboardInterrupt
         return self.epoch
 
     def await_termination(self, timeout: float | None = None) -> bool:
         """Waits until the query ends, and raises what ended it. Ctrl-C stops it between two epochs, cleanly.
 
-        Returns whether it has ended within the timeout.
+        Returns whether it has ended within the timeout. A second Ctrl-C does not wait for the epoch to end.
         """
+        self._refuse_inside("await_termination()")
         deadline = None if timeout is None else time.monotonic() + timeout
         with _interrupts() as interrupted:
             while self.active:
@@ -231,11 +263,7 @@ class RunningQuery:
 
     def stop(self) -> None:
         """Stops the query after the epoch that is being run. Returns when it has stopped."""
-        if self._epoch_thread == threading.get_ident():
-            raise UserError(
-                "stop() was called from inside an epoch, by a sink's function or an observer: it would wait "
-                "for itself. Call it from another thread"
-            )
+        self._refuse_inside("stop()")
         with self._between:
             self._stopping = True
             while self._busy:
@@ -267,13 +295,29 @@ class RunningQuery:
         if epoch is not None and not max(0, history.oldest) <= epoch <= history.epoch:
             raise UserError(f"epoch {epoch} is not retained; epochs {max(0, history.oldest)}..{history.epoch} are")
         if epoch is not None and epoch != history.epoch:
-            history = history_at(self._driver.store, Epoch(epoch))
+            history = self._history_at(Epoch(epoch))
         return state_frame(self._spark, self._spec_bytes, chosen, name, history)
 
     # -- inside
 
+    def _history_at(self, epoch: Epoch) -> History:
+        try:
+            return history_at(self._driver.store, epoch)
+        except DamagedObject:
+            oldest = Journal.open(self._driver.store).history.oldest  # another driver may have gone on meanwhile
+            if epoch >= oldest:
+                raise
+            raise UserError(f"epoch {epoch} is no longer retained; epochs from {oldest} on are") from None
+
+    def _refuse_inside(self, call: str) -> None:
+        if self._epoch_thread == threading.get_ident():
+            raise UserError(
+                f"{call} was called from inside an epoch, by a sink's function or an observer: it would wait for "
+                "itself. Call it from another thread"
+            )
+
     def _close(self) -> None:
-        with suppress(Py4JError):  # the session may be gone
+        with suppress(*_LOST):  # the session may be gone
             self._prepared.close()
         self._driver.close()
 
@@ -284,14 +328,30 @@ class RunningQuery:
             raise self._error
         try:
             problem = None if self._stopping else self._spark_query.exception()
-        except Py4JError as error:
+        except _LOST as error:
             raise UserError(
                 f"the connection to Spark is lost: {type(error).__name__}. Its process has ended, or the session was "
                 "stopped under the query. Start the query again: it goes on from its last commit"
             ) from error
         if isinstance(problem, StreamingQueryException):
-            lines = [line for line in str(problem).splitlines() if line.strip()]
-            raise UserError(f"Spark ended the query {self.name!r}: " + " ".join(lines[:3])) from problem
+            raise UserError(f"Spark ended the query {self.name!r}: {_first_lines(problem)}") from problem
+
+
+def _writer(
+    frame: DataFrame, trigger: dict[str, Any], checkpoint: str, name: str, on_epoch: Callable[[DataFrame, int], None]
+) -> DataStreamWriter:
+    """Everything that Spark may refuse before it starts, so that a store is not claimed for nothing."""
+    writer = frame.writeStream.foreachBatch(on_epoch).option("checkpointLocation", checkpoint).queryName(name)
+    try:
+        return writer.trigger(**trigger) if trigger else writer
+    except (PySparkException, Py4JError) as error:
+        raise UserError(f"trigger={trigger!r}: {_first_lines(error)}") from error
+
+
+def _first_lines(error: Exception) -> str:
+    """The lines of one of Spark's errors that tell something."""
+    text = str(getattr(error, "java_exception", None) or error)
+    return " ".join([line.strip() for line in text.splitlines() if line.strip()][:3])
 
 
 class StoppedBetweenEpochs(Exception):
@@ -300,12 +360,18 @@ class StoppedBetweenEpochs(Exception):
 
 @contextmanager
 def _interrupts() -> Iterator[threading.Event]:
-    """Turns Ctrl-C into an event while it lasts, so that it ends a query between two epochs."""
+    """Turns Ctrl-C into an event while it lasts, so that it ends a query between two epochs. A second one raises."""
     event = threading.Event()
     if threading.current_thread() is not threading.main_thread():
         yield event
         return
-    before = signal.signal(signal.SIGINT, lambda number, frame: event.set())
+
+    def interrupted(number: int, frame: object) -> None:
+        if event.is_set():
+            raise KeyboardInterrupt
+        event.set()
+
+    before = signal.signal(signal.SIGINT, interrupted)
     try:
         yield event
     finally:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import os
 import secrets
+import weakref
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -79,11 +80,11 @@ class Query(QueryData):
         options = _options(slots, bins, retain, compaction_budget)
         chosen = _trigger(trigger)
         check_session(spark)
-        if any(active.name == self.name for active in spark.streams.active):
-            raise UserError(f"a query named {self.name!r} already runs in this Spark session; stop it first")
+        users = spark
+        _refuse_twice(spark, self.name)
         named = all(callable(node.origin) and not isinstance(node.origin, DataFrame) for node in self.sources.values())
         if named:
-            spark = spark.newSession()
+            spark = _cloned(spark)
             for key, value in _EVOLUTION.items():
                 spark.conf.set(key, value)
         frames = {node.name: open_source(spark, node, named) for node in self.sources.values()}
@@ -99,7 +100,27 @@ class Query(QueryData):
         check_start(driver.journal.history, query_id(spark, place), last_finished(spark, place))
         _check_workers(spark, opened, packed)
         frame = unite(spark, list(frames.values()), named)
-        return RunningQuery(spark, driver, frame, place, chosen, packed)
+        running = RunningQuery(
+            users, driver, frame, place, chosen, packed, finished=lambda: last_finished(spark, place)
+        )
+        _STARTED.add(running)
+        return running
+
+
+_STARTED: weakref.WeakSet[RunningQuery] = weakref.WeakSet()
+
+
+def _refuse_twice(spark: SparkSession, name: str) -> None:
+    """Refuses a name that is taken: by a query of this process, or by any stream of the session."""
+    taken = [active.name for active in spark.streams.active]
+    taken += [running.name for running in _STARTED if running.active]
+    if name in taken:
+        raise UserError(f"a query named {name!r} already runs here; stop it first")
+
+
+def _cloned(spark: SparkSession) -> SparkSession:
+    """A session with the user's settings, views and functions, whose settings can be changed without theirs."""
+    return SparkSession(spark.sparkContext, spark._jsparkSession.cloneSession())
 
 
 def _trigger(given: Mapping[str, Any] | None) -> dict[str, Any]:

@@ -12,7 +12,6 @@ from __future__ import annotations
 import json
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 from pyspark.sql import SparkSession
 
@@ -42,9 +41,8 @@ def offsets_digest(spark: SparkSession, checkpoint: str, epoch: int) -> str:
 
 def last_finished(spark: SparkSession, checkpoint: str) -> Epoch:
     """The last epoch that Spark has noted as finished; `NO_EPOCH` if there is none."""
-    parts = urlsplit(checkpoint)
-    if parts.scheme in ("", "file"):
-        folder = Path(parts.path) / "commits"
+    if _is_local(checkpoint):
+        folder = _local(checkpoint) / "commits"
         found = [path.name for path in folder.iterdir()] if folder.is_dir() else []
     else:
         path_object, files = _hadoop(spark, checkpoint, "commits")
@@ -56,6 +54,15 @@ def last_finished(spark: SparkSession, checkpoint: str) -> Epoch:
     return Epoch(max((int(name) for name in found if name.isdigit()), default=NO_EPOCH))
 
 
+def _is_local(checkpoint: str) -> bool:
+    return "://" not in checkpoint or checkpoint.startswith("file://")
+
+
+def _local(checkpoint: str) -> Path:
+    """As Hadoop reads such a path: nothing in it is quoted, and `#` and `?` are characters like any other."""
+    return Path(checkpoint.removeprefix("file://"))
+
+
 def _hadoop(spark: SparkSession, checkpoint: str, name: str) -> tuple[Any, Any]:
     jvm: Any = spark.sparkContext._jvm
     path_object = jvm.org.apache.hadoop.fs.Path(f"{checkpoint.rstrip('/')}/{name}")
@@ -63,9 +70,8 @@ def _hadoop(spark: SparkSession, checkpoint: str, name: str) -> tuple[Any, Any]:
 
 
 def _read(spark: SparkSession, checkpoint: str, name: str) -> bytes | None:
-    parts = urlsplit(checkpoint)
-    if parts.scheme in ("", "file"):
-        path = Path(parts.path) / name
+    if _is_local(checkpoint):
+        path = _local(checkpoint) / name
         return path.read_bytes() if path.exists() else None
     path_object, files = _hadoop(spark, checkpoint, name)
     if not files.exists(path_object):

@@ -51,7 +51,7 @@ class SparkExecutor:
                 [slot.pack() for slot in slots],
                 self.places(len(slots)),
             )
-        except (Py4JError, PySparkException) as error:
+        except (Py4JError, PySparkException, OSError) as error:
             raise ExecutionFailed(_reason(error)) from error
         return [msgspec.msgpack.decode(data, type=Report) for data in found], producers
 
@@ -63,7 +63,7 @@ class SparkExecutor:
                 tasks.compactor(self._spec_bytes),
                 tuple(places[slot] for _, _, slot in jobs),
             )
-        except (Py4JError, PySparkException) as error:
+        except (Py4JError, PySparkException, OSError) as error:
             raise ExecutionFailed(_reason(error)) from error
         return [msgspec.msgpack.decode(data, type=Edit) for data in found]
 

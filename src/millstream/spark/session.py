@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 import sys
 import tempfile
+import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -124,29 +125,41 @@ def check_session(spark: Any) -> SparkSession:
     return spark
 
 
+_LOCK = threading.Lock()
+_BORROWED: dict[tuple[str, str], tuple[str | None, int]] = {}
+"""Settings that queries being started have changed: by session and key, the user's value and how many need ours."""
+
+
 @contextmanager
 def prepared_session(spark: SparkSession, checkpoint: str, available_now: bool) -> Iterator[None]:
     """Sets what a streaming query reads from its session, where the user has not; afterwards all is as it was.
 
-    Spark reads them until it begins the first epoch.
+    Spark reads them until it begins the first epoch. Several queries may be starting in one session.
 
     - For available-now: the ticker's source does not know that trigger, and without Spark's wrapper one such source
       makes Spark read the whole backlog of all sources in one epoch, whatever their limits.
     - For a checkpoint on a local disk: Spark's default way to write its logs starts external programs for each file
-      where Hadoop has no native library, which costs as much as a small epoch. The other way renames without asking
-      whether the target has appeared meanwhile; which driver's epochs count is decided by the journal alone.
+      where Hadoop has no native library, which costs as much as a small epoch. Neither way is atomic there; which
+      driver's epochs count is decided by the journal alone.
     """
     wanted = {_AVAILABLE_NOW: "true"} if available_now else {}
-    if checkpoint.startswith("file:") and spark.conf.get(_FILES, None) is None:
-        wanted[_FILES] = _LOCAL_FILES
-    before = {key: spark.conf.get(key, None) for key in wanted}
-    for key, value in wanted.items():
-        spark.conf.set(key, value)
+    with _LOCK:
+        session = str(spark._jsparkSession.sessionUUID())
+        if checkpoint.startswith("file:") and ((session, _FILES) in _BORROWED or spark.conf.get(_FILES, None) is None):
+            wanted[_FILES] = _LOCAL_FILES
+        for key, value in wanted.items():
+            old, users = _BORROWED.get((session, key), (spark.conf.get(key, None), 0))
+            _BORROWED[session, key] = (old, users + 1)
+            spark.conf.set(key, value)
     try:
         yield
     finally:
-        for key, old in before.items():
-            if old is None:
-                spark.conf.unset(key)
-            else:
-                spark.conf.set(key, old)
+        with _LOCK:
+            for key in wanted:
+                old, users = _BORROWED.pop((session, key))
+                if users > 1:
+                    _BORROWED[session, key] = (old, users - 1)
+                elif old is None:
+                    spark.conf.unset(key)
+                else:
+                    spark.conf.set(key, old)

@@ -223,12 +223,17 @@ class Journal:
         """Entries and snapshots that no restart reads any more, and that are old enough for rule 4.
 
         The last snapshot that lies before every retained epoch stays, with all entries after it, so that any
-        retained epoch can be read.
+        retained epoch can be read. It is read first: once the entries before it are gone, all depends on it.
         """
         oldest = self.history.oldest
         entries = {names.entry_number(item.name): item for item in self.store.list(names.JOURNAL)}
         snapshots = self._snapshots(set(entries))
-        keep_from = next((envelope.number for envelope, _ in snapshots if envelope.epoch <= oldest), 0)
+        keep_from = 0
+        for envelope, _ in snapshots:
+            if envelope.epoch <= oldest:
+                read_snapshot(self.store, envelope.snapshot or "")
+                keep_from = envelope.number
+                break
         old = [item.name for number, item in entries.items() if number < keep_from and item.age_s > KEEP_S]
         return old + [
             item.name
