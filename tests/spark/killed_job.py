@@ -128,7 +128,7 @@ def main(folder: Path, master: str, mode: str) -> None:
     settings = {"spark.ui.enabled": "false", "spark.driver.memory": "1g", "spark.executor.memory": "700m"}
     spark = ms.session("killed", master=master, settings={**settings, "spark.executor.cores": "1"})
     spark.sparkContext.setLogLevel("OFF")
-    jvm = spark.sparkContext._gateway.java_process.pid  # type: ignore[union-attr]
+    jvm = int(spark.sparkContext._jvm.java.lang.ProcessHandle.current().pid())  # type: ignore[union-attr]
 
     def notify(moment: str, epoch: int) -> None:
         if mode == "jvm" and (moment, epoch) == ("planned", 2):
