@@ -13,7 +13,7 @@ from millstream.errors import (
     StoreUnavailable,
     UserError,
 )
-from millstream.model.batch import Batch
+from millstream.model.batch import Batch, InputBatch, to
 from millstream.model.computation import At, Computation
 from millstream.model.query import KeyedStream, Stream
 from millstream.model.sinks import ForeachBatch, Memory, Parquet
@@ -30,6 +30,7 @@ __all__ = [
     "DamagedObject",
     "Fenced",
     "ForeachBatch",
+    "InputBatch",
     "InvariantViolation",
     "KeyedStream",
     "Memory",
@@ -45,4 +46,5 @@ __all__ = [
     "UserError",
     "Value",
     "session",
+    "to",
 ]

@@ -14,6 +14,7 @@ PUBLIC = [
     "DamagedObject",
     "Fenced",
     "ForeachBatch",
+    "InputBatch",
     "InvariantViolation",
     "KeyedStream",
     "Memory",
@@ -29,6 +30,7 @@ PUBLIC = [
     "UserError",
     "Value",
     "session",
+    "to",
 ]
 
 

@@ -127,19 +127,6 @@ def test_what_leads_nowhere_is_refused() -> None:
         stream.sink("bad", "file.parquet")  # type: ignore[arg-type]
 
 
-def test_a_chain_of_steps_is_refused_for_now() -> None:
-    class Echo(ms.Computation):
-        output = "user string, amount long"
-
-        def on_record(self, row: Any, at: ms.At) -> Iterable[Any]:
-            yield row
-
-    query = Query("q")
-    query.source("events", None).key_by("user").compute("one", Echo).key_by("user").compute("two", Echo)
-    with pytest.raises(ms.UserError, match="step 'two' reads the output of step 'one'.*not supported yet"):
-        resolve(query, {"events": parse_schema(SCHEMA["events"])})
-
-
 def test_state_is_inherited_and_overridden_as_python_users_expect() -> None:
     class Derived(Base):
         total = ms.Value("double", default=0.5)

@@ -7,6 +7,7 @@ MODE says what the computation does, once, at its worst moment:
                      and its JVM stop until somebody lets them go on (SIGSTOP)
     worker           the Python worker kills itself after the first step has written its segments
     executor         the executor kills itself in the middle of an epoch
+    levels           as mixed, one level down: what is made again is the output of a step that is not deterministic
     mixed            slot 1's executor kills itself after slot 0 has consumed its route output, which is made from a
                      source that differs when it is read again
     endless          nothing; the query runs until it is stopped
@@ -21,6 +22,7 @@ import os
 import signal
 import sys
 import time
+import uuid
 from pathlib import Path
 from typing import Any
 
@@ -57,8 +59,18 @@ class Count(ms.Computation):
         yield batch.output(batch.keys, totals)
 
 
+class Noise(ms.Computation):
+    """Passes records on with something random: a second run of its task makes another output."""
+
+    output = "key long, noise string"
+
+    def on_batch(self, batch: ms.Batch) -> Any:
+        keys = batch.column("key")
+        yield batch.output(keys, [uuid.uuid4().hex for _ in range(len(keys))])
+
+
 class Trap(ms.Computation):
-    """Runs after `Count` in the same task."""
+    """Runs after `Count` in the same task, or in mode `levels` a level below `Noise`."""
 
     total = ms.Value("long", default=0)
 
@@ -71,7 +83,12 @@ class Trap(ms.Computation):
             os.kill(os.getpid(), signal.SIGKILL)
         if batch.epoch == 2 and self.mode == "executor" and slot == 1 and only_once(self.folder, "executor-killed"):
             self.kill_executor()
-        if batch.epoch == 2 and self.mode == "mixed" and slot == 1 and not (self.folder / "mixed-killed").exists():
+        if (
+            batch.epoch == 2
+            and self.mode in ("mixed", "levels")
+            and slot == 1
+            and not (self.folder / "mixed-killed").exists()
+        ):
             deadline = time.monotonic() + 60
             while not (self.folder / "slot-0-done").exists() and time.monotonic() < deadline:
                 time.sleep(0.05)
@@ -105,6 +122,8 @@ def build(spark: SparkSession, folder: Path, mode: str) -> ms.Query:
     query = ms.Query("killed")
     events = query.source("events", frame)
     events.key_by("key").compute("count", Count).sink("out", ms.Parquet(str(folder / "out")))
+    if mode == "levels":
+        events = events.key_by("key").compute("noise", Noise)
     events.key_by("key").compute("trap", Trap(folder, mode))
     return query
 

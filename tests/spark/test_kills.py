@@ -58,6 +58,18 @@ def test_a_route_output_made_twice_is_caught_by_its_receipts(tmp_path: Path, rng
     assert [reason.split(":")[0] for reason in aborts(tmp_path)] == ["receipts differ"]
 
 
+def test_the_output_of_a_level_made_twice_is_caught_by_its_receipts(tmp_path: Path, rng: random.Random) -> None:
+    """The executor dies while level 2 runs: slot 0 consumed one version of a level-1 output, slot 1 the other."""
+    counts = make_input(tmp_path, rng, files=8)
+    code, result, err = run(tmp_path, "local-cluster[2,1,900]", "levels")
+    assert code == 0, err
+    assert (tmp_path / "mixed-killed").exists()
+    check(tmp_path, result, counts)
+    [reason] = aborts(tmp_path)
+    assert reason.startswith("receipts differ")
+    assert " of producer 1." in reason
+
+
 def test_ctrl_c_stops_between_two_epochs_and_a_restart_goes_on(tmp_path: Path, rng: random.Random) -> None:
     """SIGINT arrives in the middle of an epoch: that epoch is committed, nothing is aborted, no traceback is shown."""
     counts = make_input(tmp_path, rng, files=8)

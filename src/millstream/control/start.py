@@ -172,13 +172,17 @@ def _checkpoint_place(store: ObjectStore, given: str | None) -> str:
 
 def _codes(graph: Graph) -> dict[str, bytes]:
     codes = {}
-    for step in graph.steps:
+    given: list[tuple[str, str, Any]] = [
+        (f"step {step.name!r}: its computation", step.name, step.computation) for step in graph.steps
+    ]
+    given += [(f"map {each.name!r}: its function", each.name, each.fn) for each in graph.maps]
+    for what, name, code in given:
         try:
-            codes[step.name] = cloudpickle.dumps(step.computation)  # type: ignore[no-untyped-call]
+            codes[name] = cloudpickle.dumps(code)  # type: ignore[no-untyped-call]
         except Exception as error:
             raise UserError(
-                f"step {step.name!r}: its computation cannot be sent to workers ({type(error).__name__}: {error}); "
-                "keep only plain values on the instance, and open connections in setup()"
+                f"{what} cannot be sent to workers ({type(error).__name__}: {error}); keep only plain values on it, "
+                "and open connections in setup()"
             ) from error
     return codes
 

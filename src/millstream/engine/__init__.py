@@ -7,6 +7,7 @@ No Spark here. `spark` executes it on a cluster, `testing` in one process; both 
 | `spec` | what a worker must know of a query, in bytes |
 | `payload` | what travels between stages, with receipts |
 | `route` | splits records by slot |
+| `derive` | runs stateless maps where streams are made |
 | `host` | runs the steps of a level for one slot |
 | `driver` | plans, judges, commits and delivers epochs |
 | `upkeep` | compaction and garbage collection, beside the epochs |

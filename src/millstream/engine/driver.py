@@ -17,10 +17,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-import pyarrow as pa
-
 from millstream.engine.delivery import Deliverer
-from millstream.engine.spec import EpochTask, SlotTask, code_hash, levels_of, slot_tasks
+from millstream.engine.spec import EpochTask, SlotTask, code_hash, epoch_task, slot_tasks
 from millstream.engine.upkeep import Upkeep
 from millstream.errors import ConflictError, DamagedObject, MillstreamError, StepError, UserError
 from millstream.model.graph import Graph, differences
@@ -182,7 +180,7 @@ class Driver:
             return str(error)
         self._observe("executed", epoch)
         executed = time.perf_counter()
-        verdict = judge(_slot_count(tables), producers, reports)
+        verdict = judge(_slot_count(tables), producers, reports, self.graph.depth)
         if isinstance(verdict, Reject):
             self.journal.append(Abort(epoch, plan.attempt, verdict.reason[:2000]))
             if verdict.failure is not None:
@@ -199,7 +197,7 @@ class Driver:
         parts = {
             "plan": (planned - started) * 1000,
             "run": (executed - planned) * 1000,
-            "steps": max(report.timings_ms.get("steps", 0.0) for report in reports),
+            "steps": _slowest(reports),
             "commit": (ended - executed) * 1000,
         }
         self.last = EpochFacts(epoch, verdict.records, (ended - started) * 1000, parts, tries + 1)
@@ -210,9 +208,8 @@ class Driver:
         history = self.journal.history
         maker = Maker(history.generation, plan.epoch, "a", plan.attempt)
         manifest, _ = history.manifest.edited(plan.edits)
-        count = _slot_count(tables)
-        task = EpochTask(plan.epoch, maker, plan.clock_ms, count, levels_of(self.graph, tables))
-        slots = slot_tasks(self.graph, tables, manifest, count, self.upkeep.busy())
+        task = epoch_task(self.graph, plan.epoch, maker, plan.clock_ms, tables)
+        slots = slot_tasks(self.graph, tables, manifest, _slot_count(tables), self.upkeep.busy())
         return self.executor.execute(task, slots, records)
 
     def _deliver(self, epoch: Epoch) -> None:
@@ -220,16 +217,21 @@ class Driver:
         for sink in self.graph.sinks:
             self._observe("delivering", epoch)
             self.deliverer.deliver(
-                sink, self._output_schema(sink.input), [o for o in outputs if o.stream == sink.input], epoch
+                sink, self.graph.schema_of(sink.input), [o for o in outputs if o.stream == sink.input], epoch
             )
         self._observe("delivered", epoch)
-
-    def _output_schema(self, stream: str) -> pa.Schema:
-        return next(step.output for step in self.graph.steps if step.name == stream)
 
     def close(self) -> None:
         """Ends the upkeep. The journal needs no closing."""
         self.upkeep.close()
+
+
+def _slowest(reports: Sequence[Report]) -> float:
+    """The time of the steps of an epoch: of the slowest slot of each level, all levels added up."""
+    slowest: dict[int, float] = {}
+    for report in reports:
+        slowest[report.level] = max(slowest.get(report.level, 0.0), report.timings_ms.get("steps", 0.0))
+    return sum(slowest.values())
 
 
 def _slot_count(tables: Mapping[str, RoutingTable]) -> int:

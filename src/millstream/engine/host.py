@@ -2,10 +2,12 @@
 
 Rules
 -----
-- Records are applied in the order (source, map task, position): payloads arrive in any order and are sorted by their
-  producer first; producers are numbered in the order of sources.
+- Records are applied in the order (input of the step, producer, position): payloads arrive in any order and are sorted
+  by the producer that made the records; producers are numbered in the order of sources, then of slots.
 - The task reads the state of the manifest it was given and writes new objects only, under names of its own. Whether
-  they count is decided by the driver, from this task's report (G3).
+  they count is decided by the driver, from this task's report (G3), which travels down the levels with the records.
+- A level that failed sends on what it has, so that every later one still has a payload of every producer; the driver
+  finds the failure among the reports.
 - An exception in user code is data: it is reported, and never fails the Spark task.
 - What is written takes up the newest segments that are no larger than itself: it costs little more than the write,
   and where most keys change in every epoch, nothing is left for compaction.
@@ -16,23 +18,24 @@ from __future__ import annotations
 
 import contextlib
 import time
-import traceback
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from millstream.engine.payload import decode, in_order, receipts_of
-from millstream.engine.spec import HASH_COLUMN, EpochTask, Lane, SlotTask, Spec
+from millstream.engine.derive import MapFailure, derive
+from millstream.engine.payload import Part, Parts, decode, encode, receipts_of
+from millstream.engine.route import failure_of, split
+from millstream.engine.spec import HASH_COLUMN, EpochTask, SlotTask, Spec
 from millstream.errors import DamagedObject, StoreUnavailable
-from millstream.model.batch import Batch
+from millstream.model.batch import Batch, InputBatch
 from millstream.model.computation import Outcome, RecordFailure, changes_of, run_batch
 from millstream.model.graph import Step
 from millstream.model.state import Value
-from millstream.protocol.epochs import Damage, Failure, Output, Report
+from millstream.protocol.epochs import Damage, Output, Report
 from millstream.protocol.keyspace import Hashes, Range
 from millstream.protocol.manifest import Edit, Family, Input, Piece, SegmentRef
 from millstream.store import names
@@ -46,77 +49,171 @@ from millstream.store.segments import CACHE, SegmentCache, encode_batch, write_s
 TAKE_UP = 2
 """How many times the rows it writes a task may take up from older segments."""
 
-_RECORD_LIMIT = 2000  # characters of a key or record in an error
+
+@dataclass(slots=True)
+class Hosted:
+    """What a slot's part of a level led to: reports, its own last, and what each slot of the next level is sent."""
+
+    level: int
+    slot: int
+    reports: list[Report]
+    parts: Parts
+
+    def payloads(self, task: EpochTask, store: ObjectStore) -> Iterator[bytes]:
+        """For the slots of the next level. The reports go to the one of the same number."""
+        return encode(self.parts, f"{self.level}.{self.slot}", store, task.maker, {self.slot: self.reports})
 
 
 def host(
     spec: Spec, task: EpochTask, level: int, mine: SlotTask, payloads: Iterable[bytes], store: ObjectStore
-) -> Report:
-    """Runs one slot's part of a level and reports what it did, or what kept it from doing it."""
-    try:
-        return _host(spec, task, level, mine, payloads, store)
-    except DamagedObject as error:
-        return Report(mine.slot, {}, damage=Damage(error.name, error.found, error.expected))
-    except StoreUnavailable as error:
-        return Report(mine.slot, {}, trouble=str(error))
-
-
-def _host(
-    spec: Spec, task: EpochTask, level: int, mine: SlotTask, payloads: Iterable[bytes], store: ObjectStore
-) -> Report:
+) -> Hosted:
+    """Runs one slot's part of a level and reports what it did, or what kept it from doing it. Levels count from 1."""
     started = time.perf_counter()
-    decoded = sorted((decode(payload, store) for payload in payloads), key=lambda item: in_order(item[0]))
+    decoded = [decode(payload) for payload in payloads]
     receipts = receipts_of([head for head, _ in decoded])
+    hosted = Hosted(level, mine.slot, [], [[] for _ in range(task.slot_count)])
+    for head, _ in decoded:
+        hosted.reports += head.reports
+    received = sorted((part for _, parts in decoded for part in parts), key=lambda part: part.order)
+    report = Report(mine.slot, receipts, level=level)
+    try:
+        for part in received:
+            if task.lanes[part.lane].level > level:
+                hosted.parts[mine.slot].append(part)  # it was routed to this slot of a later level
+        report = _run_level(spec, task, hosted, mine, received, report, store)
+    except DamagedObject as error:
+        report = replace(report, damage=Damage(error.name, error.found, error.expected))
+    except StoreUnavailable as error:
+        report = replace(report, trouble=str(error))
+    hosted.reports.append(
+        replace(report, timings_ms={**report.timings_ms, "all": (time.perf_counter() - started) * 1e3})
+    )
+    return hosted
+
+
+def _run_level(
+    spec: Spec,
+    task: EpochTask,
+    hosted: Hosted,
+    mine: SlotTask,
+    received: Sequence[Part],
+    report: Report,
+    store: ObjectStore,
+) -> Report:
+    began = time.perf_counter()
     pieces = {Family(step, state): found for step, state, found in mine.pieces}
     CACHE.settle(store.uri, mine.slot, [piece.segment for found in pieces.values() for piece in found])
-    received = time.perf_counter()
-    added: list[SegmentRef] = []
-    edits: list[Edit] = []
-    outputs: list[Output] = []
-    records: dict[str, int] = {}
-    steps = {step.name: step for step in spec.graph.steps}
-    for number, lane in enumerate(task.levels[level]):
-        bodies = [body for _, sections in decoded for at, body in sections if at == number]
-        grouped = _group(lane, steps[lane.steps[0]].input_schema, bodies) if bodies else None
-        for name in lane.steps:
-            records[name] = 0 if grouped is None else len(grouped.order)
-            if grouped is None:
-                continue
-            run = _StepRun(spec, task, mine, steps[name], pieces, store)
-            try:
-                run.apply(lane, grouped)
-            except RecordFailure as error:
-                return Report(mine.slot, receipts, failure=_failure(name, error))
-            added += run.added
-            edits += run.edits
-            outputs += run.outputs
-    ended = time.perf_counter()
-    timings = {"receive": (received - started) * 1000, "steps": (ended - received) * 1000}
-    return Report(mine.slot, receipts, tuple(added), tuple(edits), tuple(outputs), records, timings_ms=timings)
+    lanes = _Lanes(received, store)
+    done = _Done()
+    for step in spec.graph.steps:
+        if step.level != hosted.level:
+            continue
+        grouped = lanes.grouped(step, task.readers[step.name])
+        done.records[step.name] = 0 if grouped is None else grouped.count
+        if grouped is None:
+            continue
+        run = _StepRun(spec, task, mine, step, pieces, store, done)
+        try:
+            streams = derive(spec, run.apply(grouped))
+        except RecordFailure as error:
+            return replace(report, failure=failure_of(step.name, error.key, error.record, error.cause))
+        except MapFailure as error:
+            return replace(report, failure=failure_of(error.name, "", "", error.cause))
+        for stream in sorted(spec.graph.stored_streams & streams.keys()):
+            run.store_productions(stream, streams[stream])
+        split(task, streams, f"{hosted.level}.{mine.slot}", hosted.parts)
+    timings = {"steps": (time.perf_counter() - began) * 1000}
+    return replace(
+        report,
+        added=tuple(done.added),
+        edits=tuple(done.edits),
+        outputs=tuple(done.outputs),
+        records=done.records,
+        timings_ms=timings,
+    )
+
+
+@dataclass(slots=True)
+class _Done:
+    """What the steps of a level have written so far."""
+
+    added: list[SegmentRef] = field(default_factory=list)
+    edits: list[Edit] = field(default_factory=list)
+    outputs: list[Output] = field(default_factory=list)
+    records: dict[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
 class _Grouped:
-    """The records of a lane, and how they fall into keys: `hashes` and `keys` are those of the distinct keys."""
+    """The records of a step's inputs by key; `hashes` and `keys` are those of the distinct keys."""
 
-    records: pa.RecordBatch
-    order: Rows
-    starts: Rows
+    inputs: dict[str, InputBatch]
     hashes: Hashes
     keys: KeyColumns
+    count: int
 
 
-def _group(lane: Lane, schema: pa.Schema, bodies: list[pa.Buffer]) -> _Grouped:
-    """Decodes and groups the records of a lane: once, however many steps read it."""
-    with_hash = schema.insert(0, pa.field(HASH_COLUMN, pa.uint64()))
-    batches = [pa.ipc.read_record_batch(body, with_hash) for body in bodies]
-    keyed = batches[0] if len(batches) == 1 else pa.concat_batches(batches)
-    hashes: Hashes = keyed.column(0).to_numpy()
-    records = keyed.remove_column(0)
-    keys = KeyColumns.canonical([records.column(name) for name in lane.key])
-    order, starts = arrange(hashes, keys)
+class _Lanes:
+    """What was received, by lane. Decoded and grouped once, however many steps read it."""
+
+    def __init__(self, received: Sequence[Part], store: ObjectStore) -> None:
+        self._store = store
+        self._parts: dict[int, list[Part]] = {}
+        for part in received:
+            self._parts.setdefault(part.lane, []).append(part)
+        self._known: dict[tuple[tuple[int, ...], tuple[str, ...]], _Grouped | None] = {}
+
+    def grouped(self, step: Step, lanes: tuple[int, ...]) -> _Grouped | None:
+        """The records for a step, from the lanes of its inputs; None if there are none."""
+        known = (lanes, tuple(given.name for given in step.inputs))
+        if known not in self._known:
+            self._known[known] = self._group(step, lanes)
+        return self._known[known]
+
+    def _group(self, step: Step, lanes: tuple[int, ...]) -> _Grouped | None:
+        by_input: dict[str, list[pa.RecordBatch]] = {given.name: [] for given in step.inputs}
+        for given, lane in zip(step.inputs, lanes, strict=True):
+            schema = given.schema.insert(0, pa.field(HASH_COLUMN, pa.uint64()))
+            for part in self._parts.get(lane, []):
+                by_input[given.name].append(pa.ipc.read_record_batch(part.read(self._store), schema))
+        if not any(by_input.values()):
+            return None
+        return _by_key(step, by_input)
+
+
+def _by_key(step: Step, by_input: Mapping[str, list[pa.RecordBatch]]) -> _Grouped:
+    """Groups the records of all inputs by key: a stable sort of all of them, cut apart again by input."""
+    keyed: dict[str, pa.RecordBatch] = {}
+    hashes, columns = [], []
+    for given in {each.name: each for each in step.inputs}.values():
+        schema = given.schema.insert(0, pa.field(HASH_COLUMN, pa.uint64()))
+        batches = by_input[given.name]
+        none = pa.RecordBatch.from_pylist([], schema)
+        keyed[given.name] = batches[0] if len(batches) == 1 else pa.concat_batches([none, *batches])
+        hashes.append(keyed[given.name].column(0).to_numpy())
+        columns.append([keyed[given.name].column(name) for name in given.key])
+    all_hashes: Hashes = hashes[0] if len(hashes) == 1 else np.concatenate(hashes)
+    joined = columns[0] if len(columns) == 1 else [pa.concat_arrays(list(same)) for same in zip(*columns, strict=True)]
+    keys = KeyColumns.canonical(joined)
+    order, starts = arrange(all_hashes, keys)
     firsts = order[starts]
-    return _Grouped(records, order, starts, hashes[firsts], keys.take(firsts))
+    inputs: dict[str, InputBatch] = {}
+    begin = 0
+    for name, batch in keyed.items():
+        records, end = batch.remove_column(0), begin + batch.num_rows
+        if len(keyed) == 1:
+            inputs[name] = InputBatch(records, order, starts)
+        else:
+            mine = (order >= begin) & (order < end)
+            inputs[name] = InputBatch(records, order[mine] - begin, _count_before(mine, starts))
+        begin = end
+    return _Grouped(inputs, all_hashes[firsts], keys.take(firsts), len(order))
+
+
+def _count_before(mine: Mask, starts: Rows) -> Rows:
+    """How many of the marked rows stand before each start."""
+    counted: Rows = np.concatenate(([0], np.cumsum(mine)))[starts]
+    return counted
 
 
 class _StepRun:
@@ -130,34 +227,31 @@ class _StepRun:
         step: Step,
         pieces: Mapping[Family, list[Piece]],
         store: ObjectStore,
+        done: _Done,
     ) -> None:
-        self.spec, self.task, self.mine, self.step, self.pieces, self.store = (
+        self.spec, self.task, self.mine, self.step, self.pieces, self.store, self.done = (
             spec,
             task,
             mine,
             step,
             pieces,
             store,
+            done,
         )
-        self.added: list[SegmentRef] = []
-        self.edits: list[Edit] = []
-        self.outputs: list[Output] = []
 
-    def apply(self, lane: Lane, grouped: _Grouped) -> None:
-        """Runs the step over the records of its lane."""
+    def apply(self, grouped: _Grouped) -> dict[str, pa.RecordBatch]:
+        """Runs the step over its records; the productions by stream."""
         hashes, keys = grouped.hashes, grouped.keys
-        batch = Batch(
-            grouped.records, grouped.order, grouped.starts, keys.columns, lane.key, self.step.output, self.task.epoch
-        )
+        batch = Batch(grouped.inputs, keys.columns, self.step.key, self.step.outputs, self.task.epoch)
         outcome = self._run(batch, hashes, keys)
         self._write_state(batch, outcome, hashes, keys)
-        self._store_productions(outcome.productions)
+        return {self.step.stream(output): batch for output, batch in outcome.productions.items()}
 
     def _run(self, batch: Batch, hashes: Hashes, keys: KeyColumns) -> Outcome:
         computation = self.spec.new_computation(self.step.name)
         try:
             computation.setup()
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             raise RecordFailure("", "", error) from error
 
         lookups: list[_LazyState] = []
@@ -177,7 +271,7 @@ class _StepRun:
         self._check(lookups)
         try:
             computation.close()
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             raise RecordFailure("", "", error) from error
         return outcome
 
@@ -219,9 +313,9 @@ class _StepRun:
             )
             if taken:
                 inputs = tuple(Input(piece.segment.name, piece.ranges) for piece in taken)
-                self.edits.append(Edit(family, owned[0], inputs, tuple(refs)))
+                self.done.edits.append(Edit(family, owned[0], inputs, tuple(refs)))
             else:
-                self.added += refs
+                self.done.added += refs
 
     def _taken_up(self, pieces: list[Piece], written: int, owned: tuple[Range, ...]) -> list[Piece]:
         """The newest pieces that are together at most `TAKE_UP` times as large as what is written."""
@@ -234,14 +328,14 @@ class _StepRun:
             taken.append(piece)
         return taken
 
-    def _store_productions(self, productions: pa.RecordBatch | None) -> None:
-        stream = self.step.name
-        if productions is None or not productions.num_rows or stream not in self.spec.graph.stored_streams:
+    def store_productions(self, stream: str, productions: pa.RecordBatch) -> None:
+        """Stores what a sink receives."""
+        if not productions.num_rows:
             return
         data = encode_batch(productions)
         name = names.production(stream, self.task.maker, self.mine.slot)
         self.store.put(name, data)
-        self.outputs.append(Output(stream, self.mine.slot, name, productions.num_rows, len(data), digest_of(data)))
+        self.done.outputs.append(Output(stream, self.mine.slot, name, productions.num_rows, len(data), digest_of(data)))
 
 
 class _LazyState:
@@ -272,10 +366,3 @@ class _LazyState:
 
     def arrow(self, kind: pa.DataType) -> pa.Array:
         return self._look().arrow(kind)
-
-
-def _failure(step: str, error: RecordFailure) -> Failure:
-    cause = error.cause
-    trace = "".join(traceback.format_exception(type(cause), cause, cause.__traceback__))
-    text = f"{type(cause).__name__}: {cause}"
-    return Failure(step, error.key[:_RECORD_LIMIT], error.record[:_RECORD_LIMIT], text[:_RECORD_LIMIT], trace[-4000:])

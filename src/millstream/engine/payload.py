@@ -5,18 +5,23 @@ Rules
 - Each producer sends every slot exactly one payload, empty or not.
 - The receipt is a digest over everything the producer sends to all slots, made before anything is sent. Two payloads
   of one producer with different receipts come from two runs of it (G1).
+- A part may be on its way to a later level: whoever receives it passes it on as it is, under its first sender's name.
+- Reports travel in payloads, too, each to one slot only. They are not part of the receipt: a second run of a task
+  writes objects of other names, and is still the same if it sends the same records.
 - A payload has a bounded size. Larger bodies go through the store, and the payload holds their name and digest.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
 import msgspec
 import pyarrow as pa
 import xxhash
 
 from millstream.errors import InvariantViolation
+from millstream.protocol.epochs import Report
 from millstream.store import names
 from millstream.store.journal import digest_of
 from millstream.store.objects import ObjectStore
@@ -38,6 +43,7 @@ class Section(msgspec.Struct, frozen=True, array_like=True):
     """A record batch of one lane: `bytes` of them follow the head, or lie in the store."""
 
     lane: int
+    producer: str
     bytes: int
     stored: Stored | None = None
 
@@ -48,62 +54,92 @@ class Head(msgspec.Struct, frozen=True, array_like=True):
     producer: str
     receipt: str
     sections: list[Section]
+    reports: list[Report]
 
 
-Bodies = list[list[tuple[int, pa.Buffer]]]
-"""For each slot, (lane, record batch message) in order."""
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A record batch of a lane, and the producer that made it."""
+
+    lane: int
+    producer: str
+    body: pa.Buffer | Stored
+
+    @property
+    def order(self) -> tuple[int, ...]:
+        """Sorts parts by level and number of their producer."""
+        return in_order(self.producer)
+
+    def read(self, store: ObjectStore) -> pa.Buffer:
+        """The message, from the store if that is where it is."""
+        if isinstance(self.body, Stored):
+            return read_checked(store, self.body.name, self.body.bytes, self.body.digest)
+        return self.body
+
+
+Parts = list[list[Part]]
+"""What each slot is sent, in order."""
 
 
 def encode(
-    bodies: Bodies, producer: str, store: ObjectStore, maker: names.Maker, inline_limit: int = INLINE_LIMIT
+    parts: Parts,
+    producer: str,
+    store: ObjectStore,
+    maker: names.Maker,
+    reports: Mapping[int, Sequence[Report]] | None = None,
+    inline_limit: int = INLINE_LIMIT,
 ) -> Iterator[bytes]:
-    """The payload of each slot, in order of slots."""
-    state = xxhash.xxh3_64()
-    for slot, sections in enumerate(bodies):
-        for lane, body in sections:
-            state.update(f"{slot}:{lane}:{body.size};".encode())
-            state.update(memoryview(body))
-    receipt = state.hexdigest()
-    for sections in bodies:
-        heads, parts, inline = [], [], 0
-        for lane, body in sections:
-            inline += body.size
-            if inline > inline_limit:
-                inline -= body.size
+    """The payload of each slot, in order of slots; `reports` by the slot that gets them."""
+    receipt = _receipt(parts)
+    for slot, mine in enumerate(parts):
+        sections, bodies, inline = [], [], 0
+        for part in mine:
+            body = part.body
+            if isinstance(body, pa.Buffer) and inline + body.size > inline_limit:
                 data = memoryview(body).cast("B")
                 stored = Stored(names.overflow(maker, producer), body.size, digest_of(data))
                 store.put(stored.name, data)
-                heads.append(Section(lane, 0, stored))
+                body = stored
+            if isinstance(body, Stored):
+                sections.append(Section(part.lane, part.producer, 0, body))
             else:
-                heads.append(Section(lane, body.size))
-                parts.append(memoryview(body))
-        head = msgspec.msgpack.encode(Head(producer, receipt, heads))
+                inline += body.size
+                sections.append(Section(part.lane, part.producer, body.size))
+                bodies.append(memoryview(body))
+        head = msgspec.msgpack.encode(Head(producer, receipt, sections, list((reports or {}).get(slot, ()))))
         padding = bytes(-len(head) % 8)  # so that columns of 8-byte values are aligned
-        yield b"".join((len(head).to_bytes(8, "little"), head, padding, *parts))
+        yield b"".join((len(head).to_bytes(8, "little"), head, padding, *bodies))
 
 
-def decode(payload: bytes, store: ObjectStore) -> tuple[Head, list[tuple[int, pa.Buffer]]]:
-    """The head of a payload and its bodies, by lane."""
+def _receipt(parts: Parts) -> str:
+    state = xxhash.xxh3_64()
+    for slot, mine in enumerate(parts):
+        for part in mine:
+            size = part.body.bytes if isinstance(part.body, Stored) else part.body.size
+            state.update(f"{slot}:{part.lane}:{part.producer}:{size};".encode())
+            state.update(part.body.digest.encode() if isinstance(part.body, Stored) else memoryview(part.body))
+    return state.hexdigest()
+
+
+def decode(payload: bytes) -> tuple[Head, list[Part]]:
+    """The head of a payload and its parts."""
     size = int.from_bytes(payload[:8], "little")
     head = msgspec.msgpack.decode(memoryview(payload)[8 : 8 + size], type=Head)
     whole = pa.py_buffer(payload)
     at = 8 + size + -size % 8
-    bodies = []
+    parts = []
     for section in head.sections:
-        if section.stored is not None:
-            stored = section.stored
-            bodies.append((section.lane, read_checked(store, stored.name, stored.bytes, stored.digest)))
-        else:
-            bodies.append((section.lane, whole.slice(at, section.bytes)))
-            at += section.bytes
+        body = section.stored or whole.slice(at, section.bytes)
+        parts.append(Part(section.lane, section.producer, body))
+        at += section.bytes
     if at != len(payload):
         raise InvariantViolation(f"payload of producer {head.producer} has {len(payload)} bytes, {at} expected")
-    return head, bodies
+    return head, parts
 
 
-def in_order(head: Head) -> tuple[int, ...]:
-    """Sorts payloads by level and number of their producer."""
-    return tuple(int(part) for part in head.producer.split("."))
+def in_order(producer: str) -> tuple[int, ...]:
+    """Sorts producers by level and number."""
+    return tuple(int(part) for part in producer.split("."))
 
 
 def receipts_of(heads: Sequence[Head]) -> dict[str, str]:

@@ -1,21 +1,25 @@
-"""Routing (the papers' F): records in, one payload per slot out.
+"""Routing (the papers' F): records in, one payload per slot out. For source records, and for productions of a level.
 
 Rules
 -----
 - A record goes to the slot that the plan's table names for its key's hash (G4), and nowhere else.
 - Records of a lane keep their order within a producer.
+- A stream is split once per lane, whatever the level of its readers: what is for a later level is passed on there.
 - Memory is bounded by the records of one Spark partition of one epoch, in columns.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import traceback
+from collections.abc import Iterable, Iterator, Mapping
 
 import numpy as np
 import pyarrow as pa
 
-from millstream.engine.payload import Bodies, encode
-from millstream.engine.spec import HASH_COLUMN, EpochTask, Lane
+from millstream.engine.derive import MapFailure, derive
+from millstream.engine.payload import Part, Parts, encode
+from millstream.engine.spec import HASH_COLUMN, EpochTask, Lane, Spec
+from millstream.protocol.epochs import Failure, Report
 from millstream.store.keys import KeyColumns
 from millstream.store.objects import ObjectStore
 
@@ -24,32 +28,55 @@ FLUSH_BYTES = 128 << 20
 
 
 def route(
-    task: EpochTask, batches: Iterable[tuple[str, pa.RecordBatch]], producer: int, store: ObjectStore
+    spec: Spec, task: EpochTask, batches: Iterable[tuple[str, pa.RecordBatch]], producer: int, store: ObjectStore
 ) -> Iterator[bytes]:
-    """The payload of each slot, from batches of named streams."""
-    bodies: Bodies = [[] for _ in range(task.slot_count)]
+    """The payload of each slot, from batches of named sources.
+
+    If the function of a map fails, a report of level 0 says so, and the payloads are empty.
+    """
+    name = f"0.{producer}"
+    parts: Parts = [[] for _ in range(task.slot_count)]
     waiting: dict[str, list[pa.RecordBatch]] = {}
     gathered = 0
-    for stream, batch in batches:
-        waiting.setdefault(stream, []).append(batch)
-        gathered += batch.nbytes
-        if gathered >= FLUSH_BYTES:
-            _split(task, waiting, bodies)
-            waiting, gathered = {}, 0
-    _split(task, waiting, bodies)
-    return encode(bodies, f"0.{producer}", store, task.maker)
+    try:
+        for stream, batch in batches:
+            waiting.setdefault(stream, []).append(batch)
+            gathered += batch.nbytes
+            if gathered >= FLUSH_BYTES:
+                _flush(spec, task, waiting, name, parts)
+                waiting, gathered = {}, 0
+        _flush(spec, task, waiting, name, parts)
+    except MapFailure as error:
+        report = Report(producer, {}, failure=failure_of(error.name, "", "", error.cause), level=0)
+        return encode([[] for _ in parts], name, store, task.maker, {0: [report]})
+    return encode(parts, name, store, task.maker)
 
 
-def _split(task: EpochTask, waiting: dict[str, list[pa.RecordBatch]], bodies: Bodies) -> None:
+def _flush(spec: Spec, task: EpochTask, waiting: dict[str, list[pa.RecordBatch]], producer: str, parts: Parts) -> None:
     gathered = {
         stream: batches[0] if len(batches) == 1 else pa.concat_batches(batches) for stream, batches in waiting.items()
     }
-    for number, lane in enumerate(task.levels[0]):
-        records = gathered.get(lane.stream)
+    split(task, derive(spec, gathered), producer, parts)
+
+
+_TEXT_LIMIT = 2000  # characters of a key or record in an error
+
+
+def failure_of(name: str, key: str, record: str, cause: BaseException) -> Failure:
+    """An exception in user code, as data."""
+    trace = "".join(traceback.format_exception(type(cause), cause, cause.__traceback__))
+    text = f"{type(cause).__name__}: {cause}"
+    return Failure(name, key[:_TEXT_LIMIT], record[:_TEXT_LIMIT], text[:_TEXT_LIMIT], trace[-4000:])
+
+
+def split(task: EpochTask, streams: Mapping[str, pa.RecordBatch], producer: str, parts: Parts) -> None:
+    """Adds the records of streams to what each slot is sent."""
+    for number, lane in enumerate(task.lanes):
+        records = streams.get(lane.stream)
         if records is None or not records.num_rows:
             continue
         for slot, part in _by_slot(records, lane):
-            bodies[slot].append((number, part.serialize()))
+            parts[slot].append(Part(number, producer, part.serialize()))
 
 
 def _by_slot(records: pa.RecordBatch, lane: Lane) -> Iterator[tuple[int, pa.RecordBatch]]:

@@ -5,20 +5,21 @@ Rules
 - A `Spec` is the same for all epochs until the graph changes: it travels as bytes and is unpacked once per process.
 - An `EpochTask` is what changes with every attempt; a `SlotTask` is one slot's share of it. A task receives only its
   own slice of the manifest.
-- A lane is a stream, keyed: records that share stream, key and routing table travel once, however many steps of
-  the level read them.
+- A lane is a stream, keyed, on its way to a level: records that share stream, key, routing table and level travel
+  once, however many steps of the level read them.
 """
 
 from __future__ import annotations
 
 import hashlib
 import pickle
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
 import msgspec
+import pyarrow as pa
 
 from millstream.model.computation import Computation
 from millstream.model.graph import Graph, Step
@@ -32,7 +33,8 @@ HASH_COLUMN = "__hash"
 
 @dataclass(frozen=True, slots=True)
 class Spec:
-    """A query as its workers see it. `codes` holds each step's computation, pickled: a fresh copy per task."""
+    """A query as its workers see it. `codes` holds the computation of each step and the function of each map, pickled:
+    a computation is copied afresh for every task."""
 
     graph: Graph
     store_id: str
@@ -44,6 +46,10 @@ class Spec:
         """A fresh copy of a step's computation."""
         computation: Computation = pickle.loads(self.codes[step])
         return computation
+
+    def function(self, name: str) -> Callable[[pa.RecordBatch], Any]:
+        """The function of a map; it keeps nothing, so one copy serves the whole process."""
+        return _function(self.codes[name])
 
     def pack(self, dumps: Any) -> bytes:
         """As bytes; `dumps` is a pickler that can carry user classes."""
@@ -58,37 +64,40 @@ def unpack(data: bytes) -> Spec:
     return spec
 
 
+@lru_cache(maxsize=64)
+def _function(code: bytes) -> Callable[[pa.RecordBatch], Any]:
+    fn: Callable[[pa.RecordBatch], Any] = pickle.loads(code)
+    return fn
+
+
 def code_hash(code: bytes) -> str:
     return hashlib.sha256(code).hexdigest()[:16]
 
 
 @dataclass(frozen=True, slots=True)
 class Lane:
-    """A keyed stream on its way to one or several steps."""
+    """A keyed stream on its way to one or several steps of a level."""
 
+    level: int
     stream: str
     key: tuple[str, ...]
     table: RoutingTable
-    steps: tuple[str, ...]
 
 
-def levels_of(graph: Graph, tables: Mapping[str, RoutingTable]) -> tuple[tuple[Lane, ...], ...]:
-    """The lanes into each level of the graph, from the one that reads the sources."""
-    depth = max(step.level for step in graph.steps)
-    by_level = [tuple(step for step in graph.steps if step.level == level) for level in range(1, depth + 1)]
-    return tuple(_lanes_of(steps, tables) for steps in by_level)
+def address(step: Step, number: int, table: RoutingTable) -> tuple[Any, ...]:
+    """What the lane into a step's input is known by."""
+    given = step.inputs[number]
+    return (step.level, given.stream, given.key, table.firsts, table.slots)
 
 
-def _lanes_of(steps: tuple[Step, ...], tables: Mapping[str, RoutingTable]) -> tuple[Lane, ...]:
-    """The lanes into the steps of one level, in a fixed order."""
-    grouped: dict[tuple[Any, ...], Lane] = {}
-    for step in steps:
+def lanes_of(graph: Graph, tables: Mapping[str, RoutingTable]) -> tuple[Lane, ...]:
+    """All lanes of a graph, in a fixed order: by level, then in the order of steps and their inputs."""
+    lanes: dict[tuple[Any, ...], Lane] = {}
+    for step in sorted(graph.steps, key=lambda step: step.level):
         table = tables[step.name]
-        address = (step.input, step.key, table.firsts, table.slots)
-        lane = grouped.get(address)
-        names = (*lane.steps, step.name) if lane else (step.name,)
-        grouped[address] = Lane(step.input, step.key, table, names)
-    return tuple(grouped.values())
+        for number, given in enumerate(step.inputs):
+            lanes.setdefault(address(step, number, table), Lane(step.level, given.stream, given.key, table))
+    return tuple(lanes.values())
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +108,28 @@ class EpochTask:
     maker: Maker
     clock_ms: int
     slot_count: int
-    levels: tuple[tuple[Lane, ...], ...]
+    lanes: tuple[Lane, ...]
+    readers: dict[str, tuple[int, ...]]
+    """For each step, the lane of each of its inputs."""
+
+    @property
+    def depth(self) -> int:
+        """The number of levels."""
+        return max(lane.level for lane in self.lanes)
+
+
+def epoch_task(graph: Graph, epoch: int, maker: Maker, clock_ms: int, tables: Mapping[str, RoutingTable]) -> EpochTask:
+    """What the tasks of an attempt share, for a graph with these routing tables."""
+    lanes = lanes_of(graph, tables)
+    places = {
+        (lane.level, lane.stream, lane.key, lane.table.firsts, lane.table.slots): i for i, lane in enumerate(lanes)
+    }
+    readers = {
+        step.name: tuple(places[address(step, number, tables[step.name])] for number in range(len(step.inputs)))
+        for step in graph.steps
+    }
+    slot_count = max(table.slot_count for table in tables.values())
+    return EpochTask(epoch, maker, clock_ms, slot_count, lanes, readers)
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,5 +9,6 @@
 | `computation` | the base class of user code; `on_record` on top of `on_batch` |
 | `sinks` | where productions go, as data |
 | `query` | the graph as users build it |
+| `explain` | the graph as text and as a drawing |
 | `graph` | the graph, resolved and validated |
 """

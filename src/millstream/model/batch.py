@@ -3,15 +3,17 @@
 Rules
 -----
 - `keys` are the distinct keys in hash order; everything computed per key is aligned with them.
-- `rows` are the records grouped by key; within a key they stand in the order in which they are applied: source, map
-  task, position.
+- `rows` are the records grouped by key; within a key they stand in the order in which they are applied: stream,
+  producer, position.
+- A step with several inputs has one part per input, `batch.input(name)`, aligned with the keys of the whole batch: a
+  key may have no record in a part.
 - One rule for arrays: what can hold a null is an Arrow array, what cannot is NumPy.
 - Grouping the records costs a copy of them, so it is done when first asked for.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -27,46 +29,18 @@ from millstream.model.types import format_schema
 Rows = npt.NDArray[np.int64]
 
 
-class Batch:
-    """What `on_batch` is given. `len(batch)` is the number of distinct keys."""
+class InputBatch:
+    """The records of one input, grouped by the keys of the batch."""
 
-    def __init__(
-        self,
-        records: pa.RecordBatch,
-        order: Rows,
-        starts: Rows,
-        key_columns: Sequence[pa.Array],
-        key_names: Sequence[str],
-        output: pa.Schema | None,
-        epoch: int,
-    ) -> None:
+    def __init__(self, records: pa.RecordBatch, order: Rows, starts: Rows) -> None:
         self._records, self._order, self._starts = records, order, starts
-        self._output = output
-        self._key_names = tuple(key_names)
-        self.key_columns: tuple[pa.Array, ...] = tuple(key_columns)
-        """The key's columns, one Arrow array each, aligned with `keys`."""
-        self.epoch = epoch
-        """The number of this epoch."""
-
-    def __len__(self) -> int:
-        return len(self._starts)
-
-    def __repr__(self) -> str:
-        return f"<Batch of {len(self._order)} records of {len(self)} keys, epoch {self.epoch}>"
-
-    @cached_property
-    def keys(self) -> pa.Array:
-        """The distinct keys, in hash order: an Arrow array; of structs where the key has several columns."""
-        if len(self.key_columns) == 1:
-            return self.key_columns[0]
-        return pa.StructArray.from_arrays(list(self.key_columns), names=list(self._key_names))
 
     @cached_property
     def rows(self) -> pa.RecordBatch:
         """The records, grouped by key."""
         return self._records.take(pa.array(self._order))
 
-    @cached_property
+    @property
     def starts(self) -> Rows:
         """Where each key's records begin in `rows`."""
         return self._starts
@@ -79,11 +53,6 @@ class Batch:
         """A column of the records, in the order of `rows`."""
         return self._column(name).take(pa.array(self._order))
 
-    def _column(self, name: str) -> pa.Array:
-        if name not in self._records.schema.names:
-            raise UserError(f"no column {name!r}; the input has {', '.join(self._records.schema.names)}")
-        return self._records.column(name)
-
     def sum(self, name: str) -> npt.NDArray[Any]:
         """The sum of a number column for each key: int64, which wraps around, or float64. Nulls add nothing."""
         values = self.column(name)
@@ -92,57 +61,200 @@ class Batch:
         dtype = np.float64 if pa.types.is_floating(values.type) else np.int64
         filled = pc.fill_null(values, 0) if values.null_count else values
         numbers = filled.to_numpy(zero_copy_only=False).astype(dtype, copy=False)
-        return np.add.reduceat(numbers, self._starts) if len(self) else np.zeros(0, dtype)
+        sums = np.zeros(len(self._starts), dtype)
+        some = self.count() > 0
+        if some.any():
+            sums[some] = np.add.reduceat(numbers, self._starts[some])
+        return sums
 
     def min(self, name: str) -> pa.Array:
-        """The least value of a column for each key; null where all are."""
+        """The least value of a column for each key; null where all are, or where there is no record."""
         return self._aggregate(name, "min")
 
     def max(self, name: str) -> pa.Array:
-        """The greatest value of a column for each key; null where all are."""
+        """The greatest value of a column for each key; null where all are, or where there is no record."""
         return self._aggregate(name, "max")
 
     def first(self, name: str) -> pa.Array:
+        """The column's value in the first record of each key; null where there is none."""
+        return self._picked(name, self._starts)
+
+    def last(self, name: str) -> pa.Array:
+        """The column's value in the last record of each key; null where there is none."""
+        return self._picked(name, np.append(self._starts[1:], len(self._order)) - 1)
+
+    def _column(self, name: str) -> pa.Array:
+        if name not in self._records.schema.names:
+            raise UserError(f"no column {name!r}; the input has {', '.join(self._records.schema.names)}")
+        return self._records.column(name)
+
+    def _picked(self, name: str, positions: Rows) -> pa.Array:
+        none = self.count() == 0
+        if not none.any():
+            return self._column(name).take(pa.array(self._order[positions]))
+        chosen = np.zeros(len(positions), np.int64)
+        chosen[~none] = self._order[positions[~none]]
+        return self._column(name).take(pa.array(chosen, mask=none))
+
+    def _aggregate(self, name: str, function: str) -> pa.Array:
+        counts = self.count()
+        group = np.repeat(np.arange(len(counts)), counts)
+        table = pa.table({"group": group, "value": self.column(name)})
+        result = table.group_by("group", use_threads=False).aggregate([("value", function)])
+        found = result.column(f"value_{function}").combine_chunks()
+        none = counts == 0
+        return found.take(pa.array(np.cumsum(~none) - 1, mask=none)) if none.any() else found
+
+
+class Batch:
+    """What `on_batch` is given. `len(batch)` is the number of distinct keys."""
+
+    def __init__(
+        self,
+        inputs: Mapping[str, InputBatch],
+        key_columns: Sequence[pa.Array],
+        key_names: Sequence[str],
+        outputs: Mapping[str, pa.Schema],
+        epoch: int,
+    ) -> None:
+        self._outputs = outputs
+        self._key_names = tuple(key_names)
+        self.inputs = dict(inputs)
+        """The parts of the batch, by the name of the input."""
+        self.key_columns: tuple[pa.Array, ...] = tuple(key_columns)
+        """The key's columns, one Arrow array each, aligned with `keys`."""
+        self.epoch = epoch
+        """The number of this epoch."""
+
+    def __len__(self) -> int:
+        return len(self.key_columns[0])
+
+    def __repr__(self) -> str:
+        records = sum(len(part._order) for part in self.inputs.values())
+        return f"<Batch of {records} records of {len(self)} keys, epoch {self.epoch}>"
+
+    @cached_property
+    def keys(self) -> pa.Array:
+        """The distinct keys, in hash order: an Arrow array; of structs where the key has several columns."""
+        if len(self.key_columns) == 1:
+            return self.key_columns[0]
+        return pa.StructArray.from_arrays(list(self.key_columns), names=list(self._key_names))
+
+    def input(self, name: str) -> InputBatch:
+        """The part of one input, of a step that has several. A key may have no record in it."""
+        if name not in self.inputs:
+            raise UserError(f"no input {name!r}; the step has {', '.join(self.inputs)}")
+        return self.inputs[name]
+
+    @cached_property
+    def _only(self) -> InputBatch:
+        if len(self.inputs) > 1:
+            raise UserError(
+                f"the step has several inputs: say of which, as batch.input({next(iter(self.inputs))!r}).rows"
+            )
+        return next(iter(self.inputs.values()))
+
+    @property
+    def rows(self) -> pa.RecordBatch:
+        """The records, grouped by key."""
+        return self._only.rows
+
+    @property
+    def starts(self) -> Rows:
+        """Where each key's records begin in `rows`."""
+        return self._only.starts
+
+    def count(self) -> npt.NDArray[np.int64]:
+        """The number of records of each key."""
+        return self._only.count()
+
+    def column(self, name: str) -> pa.Array:
+        """A column of the records, in the order of `rows`."""
+        return self._only.column(name)
+
+    def sum(self, name: str) -> npt.NDArray[Any]:
+        """The sum of a number column for each key: int64, which wraps around, or float64. Nulls add nothing."""
+        return self._only.sum(name)
+
+    def min(self, name: str) -> pa.Array:
+        """The least value of a column for each key; null where all are."""
+        return self._only.min(name)
+
+    def max(self, name: str) -> pa.Array:
+        """The greatest value of a column for each key; null where all are."""
+        return self._only.max(name)
+
+    def first(self, name: str) -> pa.Array:
         """The column's value in the first record of each key."""
-        return self._column(name).take(pa.array(self._order[self._starts]))
+        return self._only.first(name)
 
     def last(self, name: str) -> pa.Array:
         """The column's value in the last record of each key."""
-        ends = np.append(self._starts[1:], len(self._order)) - 1
-        return self._column(name).take(pa.array(self._order[ends]))
-
-    def _aggregate(self, name: str, function: str) -> pa.Array:
-        group = np.repeat(np.arange(len(self)), self.count())
-        table = pa.table({"group": group, "value": self.column(name)})
-        result = table.group_by("group", use_threads=False).aggregate([("value", function)])
-        return result.column(f"value_{function}").combine_chunks()
+        return self._only.last(name)
 
     def output(self, *columns: Any, **named: Any) -> pa.RecordBatch:
         """Productions: one array per column of the step's `output`, by position or by name.
 
         Arrays may be NumPy, Arrow, pandas or lists; they must have one length and fit the declared types.
         """
-        if self._output is None:
+        if "" not in self._outputs:
             raise UserError("this computation declares no output, so it cannot produce")
-        schema = self._output
-        if columns and named:
-            raise UserError("give output columns either by position or by name")
-        if named:
-            unknown = sorted(set(named) - set(schema.names))
-            missing = [name for name in schema.names if name not in named]
-            if unknown or missing:
-                raise UserError(f"output has {', '.join(schema.names)}; unknown {unknown}, missing {missing}")
-            columns = tuple(named[name] for name in schema.names)
-        if len(columns) != len(schema):
-            raise UserError(f"{len(columns)} output columns found, {len(schema)} expected: {format_schema(schema)}")
-        arrays = []
-        for field, column in zip(schema, columns, strict=True):
-            arrays.append(output_column(field, column))
-        lengths = {len(array) for array in arrays}
-        if len(lengths) > 1:
-            found = ", ".join(f"{n}: {len(a)}" for n, a in zip(schema.names, arrays, strict=True))
-            raise UserError(f"output columns have different lengths ({found})")
-        return pa.RecordBatch.from_arrays(arrays, schema=schema)
+        return _productions(self._outputs[""], columns, named)
+
+    def output_to(self, name: str, *columns: Any, **named: Any) -> To:
+        """Productions of a named output, as `output` makes those of the unnamed one."""
+        return To(name, _productions(output_of(self._outputs, name), columns, named))
+
+
+class To:
+    """A production on its way to a named output. Made by `to` and `Batch.output_to`."""
+
+    __slots__ = ("name", "value")
+
+    def __init__(self, name: str, value: Any) -> None:
+        self.name, self.value = name, value
+
+    def __repr__(self) -> str:
+        return f"to({self.name!r}, {self.value!r})"
+
+
+def to(name: str, *values: Any) -> To:
+    """A production of a named output, in `on_record`: the values, or one dict or tuple of them.
+
+    >>> to("spikes", "rain", 7)
+    to('spikes', ('rain', 7))
+    """
+    one = len(values) == 1 and isinstance(values[0], (tuple, list, dict))
+    return To(name, values[0] if one else values)
+
+
+def output_of(outputs: Mapping[str, pa.Schema], name: str) -> pa.Schema:
+    """The schema of a named output."""
+    if not name or name not in outputs:
+        known = ", ".join(repr(known) for known in outputs if known) or "none"
+        raise UserError(f"no output {name!r}; the computation declares {known} in `outputs`")
+    return outputs[name]
+
+
+def _productions(schema: pa.Schema, columns: tuple[Any, ...], named: Mapping[str, Any]) -> pa.RecordBatch:
+    if columns and named:
+        raise UserError("give output columns either by position or by name")
+    if named:
+        unknown = sorted(set(named) - set(schema.names))
+        missing = [name for name in schema.names if name not in named]
+        if unknown or missing:
+            raise UserError(f"output has {', '.join(schema.names)}; unknown {unknown}, missing {missing}")
+        columns = tuple(named[name] for name in schema.names)
+    if len(columns) != len(schema):
+        raise UserError(f"{len(columns)} output columns found, {len(schema)} expected: {format_schema(schema)}")
+    arrays = []
+    for field, column in zip(schema, columns, strict=True):
+        arrays.append(output_column(field, column))
+    lengths = {len(array) for array in arrays}
+    if len(lengths) > 1:
+        found = ", ".join(f"{n}: {len(a)}" for n, a in zip(schema.names, arrays, strict=True))
+        raise UserError(f"output columns have different lengths ({found})")
+    return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
 
 def output_column(field: pa.Field, values: Any) -> pa.Array:

@@ -24,18 +24,19 @@ import pyarrow as pa
 
 from millstream.errors import UserError
 from millstream.model.arrays import python_values
-from millstream.model.batch import Batch, output_column
+from millstream.model.batch import Batch, To, output_column, output_of
 from millstream.model.state import BadState, BatchValue, RecordValue, Stored, Value, record_handle
 from millstream.model.types import format_schema, parse_schema
 
 
 class At:
-    """Where and when a record is processed: `at.key` and `at.epoch`."""
+    """Where and when a record is processed: `at.key`, `at.epoch`, and `at.input`, the name of the step's input."""
 
-    __slots__ = ("epoch", "key")
+    __slots__ = ("epoch", "input", "key")
 
     def __init__(self, epoch: int) -> None:
         self.key: Any = None
+        self.input = ""
         self.epoch = epoch
 
 
@@ -56,6 +57,9 @@ class Computation:
     output: ClassVar[str] = ""
     """The schema of what this computation yields, as Spark DDL; empty if it yields nothing."""
 
+    outputs: ClassVar[Mapping[str, str]] = {}
+    """Named outputs and their schemas, besides the unnamed one: what is yielded as `to("name", ...)`."""
+
     def setup(self) -> None:
         """Called once before the first batch of a slot and attempt."""
 
@@ -63,11 +67,14 @@ class Computation:
         """Called once after the last one, also when a batch failed."""
 
     def on_record(self, row: Any, at: At) -> Iterable[Any] | None:
-        """Called for each record; yields productions: tuples or dicts that fit `output`."""
+        """Called for each record; yields productions: tuples or dicts that fit `output`, or `to("name", ...)`."""
         raise NotImplementedError
 
     def on_batch(self, batch: Batch) -> Iterable[pa.RecordBatch] | None:
-        """Called once per slot and epoch; yields `batch.output(...)`. Built on `on_record` unless overridden."""
+        """Called once per slot and epoch; yields `batch.output(...)` and `batch.output_to("name", ...)`.
+
+        Built on `on_record` unless overridden.
+        """
         raise NotImplementedError
 
 
@@ -108,18 +115,27 @@ def check_computation(given: Any) -> Computation:
         raise UserError(f"found {given!r}, expected a Computation class or instance")
     kind = type(given)
     declared_states(kind)
-    output_schema(given)
+    output_schemas(given)
     if not is_vectorised(kind) and kind.on_record is Computation.on_record:
         raise UserError(f"{kind.__name__} has neither on_record nor on_batch")
     return given
 
 
-def output_schema(computation: Computation) -> pa.Schema | None:
-    """The declared output as an Arrow schema; None if nothing is produced."""
-    text = computation.output
-    if not isinstance(text, str):
-        raise UserError(f"{type(computation).__name__}.output must be a DDL string, found {text!r}")
-    return parse_schema(text) if text.strip() else None
+def output_schemas(computation: Computation) -> dict[str, pa.Schema]:
+    """The declared outputs as Arrow schemas, by name; the unnamed one, if there is one, under \"\"."""
+    kind, named = type(computation).__name__, computation.outputs
+    if not isinstance(computation.output, str):
+        raise UserError(f"{kind}.output must be a DDL string, found {computation.output!r}")
+    if not isinstance(named, Mapping):
+        raise UserError(f"{kind}.outputs must be a dict from names to DDL strings, found {named!r}")
+    schemas = {"": parse_schema(computation.output)} if computation.output.strip() else {}
+    for name, text in named.items():
+        if not isinstance(name, str) or not name.isidentifier():
+            raise UserError(f"{kind}.outputs: {name!r} is not a name; use letters, digits and '_'")
+        if not isinstance(text, str) or not text.strip():
+            raise UserError(f"{kind}.outputs[{name!r}] must be a DDL string, found {text!r}")
+        schemas[name] = parse_schema(text)
+    return schemas
 
 
 # -- running ----------------------------------------------------------------------------------------------------
@@ -135,9 +151,9 @@ class RecordFailure(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What a batch led to: productions, and the handles that know what changed."""
+    """What a batch led to: productions by output, and the handles that know what changed."""
 
-    productions: pa.RecordBatch | None
+    productions: dict[str, pa.RecordBatch]
     handles: Mapping[str, BatchValue | RecordValue]
 
 
@@ -145,12 +161,12 @@ def run_batch(
     computation: Computation, states: Mapping[str, Value], batch: Batch, stored: Callable[[Value], Stored]
 ) -> Outcome:
     """Runs a computation over a batch. Raises `RecordFailure` if user code does."""
-    schema = output_schema(computation)
+    schemas = output_schemas(computation)
     if is_vectorised(type(computation)):
         handles: dict[str, BatchValue | RecordValue] = {n: BatchValue(s, batch, stored(s)) for n, s in states.items()}
         vars(computation).update(handles)
         try:
-            productions = _collect_batches(computation.on_batch(batch), schema)
+            productions = _collect_batches(computation.on_batch(batch), schemas)
         except (Exception, SystemExit) as error:
             raise RecordFailure("", "", error) from error
     else:
@@ -158,9 +174,9 @@ def run_batch(
         vars(computation).update(cells)
         produced, ends = _apply_records(computation, batch, list(cells.values()))
         try:
-            productions = _from_rows(produced, schema)
+            productions = _from_yields(produced, schemas)
         except Exception as error:
-            raise RecordFailure(_key_of_misfit(batch, produced, ends, schema), "", error) from error
+            raise RecordFailure(_key_of_misfit(batch, produced, ends, schemas), "", error) from error
         handles = dict(cells)
     return Outcome(productions, handles)
 
@@ -177,13 +193,16 @@ def changes_of(handle: BatchValue | RecordValue, batch: Batch) -> Any:
 
 def _apply_records(computation: Computation, batch: Batch, cells: list[RecordValue]) -> tuple[list[Any], list[int]]:
     """All productions, and where those of each key end."""
-    records, keys = _rows_as_tuples(batch.rows), _keys(batch)
-    bounds = [*batch.starts.tolist(), len(records)]
+    keys = _keys(batch)
+    parts = [(name, _rows_as_tuples(part.rows), part.starts.tolist()) for name, part in batch.inputs.items()]
+    for _, records, bounds in parts:
+        bounds.append(len(records))
     on_record, at = computation.on_record, At(batch.epoch)
     produced: list[Any] = []
     ends: list[int] = []
     extend = produced.extend
     index = position = 0
+    records = []
     collecting = gc.isenabled()
     gc.disable()  # many small tuples and no cycles: the collector would walk all of them again and again
     try:
@@ -191,10 +210,11 @@ def _apply_records(computation: Computation, batch: Batch, cells: list[RecordVal
             at.key = key
             for cell in cells:
                 cell.index = index
-            for position in range(bounds[index], bounds[index + 1]):
-                yielded = on_record(records[position], at)
-                if yielded is not None:
-                    extend(yielded)
+            for at.input, records, bounds in parts:
+                for position in range(bounds[index], bounds[index + 1]):
+                    yielded = on_record(records[position], at)
+                    if yielded is not None:
+                        extend(yielded)
             ends.append(len(produced))
     except (Exception, SystemExit) as error:
         raise RecordFailure(repr(keys[index]), repr(records[position]), error) from error
@@ -204,11 +224,11 @@ def _apply_records(computation: Computation, batch: Batch, cells: list[RecordVal
     return produced, ends
 
 
-def _key_of_misfit(batch: Batch, produced: list[Any], ends: list[int], schema: pa.Schema | None) -> str:
+def _key_of_misfit(batch: Batch, produced: list[Any], ends: list[int], schemas: Mapping[str, pa.Schema]) -> str:
     """The key whose production is the first that does not fit."""
     for index, item in enumerate(produced):
         try:
-            _from_rows([item], schema)
+            _from_yields([item], schemas)
         except Exception:
             return repr(_keys(batch)[bisect_right(ends, index)])
     return ""
@@ -226,24 +246,41 @@ def _rows_as_tuples(rows: pa.RecordBatch) -> list[Any]:
     return list(map(tuple.__new__, repeat(row_type), columns))  # as _make does, without a Python call per record
 
 
-def _collect_batches(yielded: Any, schema: pa.Schema | None) -> pa.RecordBatch | None:
+def _collect_batches(yielded: Any, schemas: Mapping[str, pa.Schema]) -> dict[str, pa.RecordBatch]:
     if yielded is None:
-        return None
-    batches = [yielded] if isinstance(yielded, pa.RecordBatch) else list(yielded)
-    for item in batches:
-        if schema is None:
+        return {}
+    found: dict[str, list[pa.RecordBatch]] = {}
+    for item in [yielded] if isinstance(yielded, (pa.RecordBatch, To)) else yielded:
+        name, batch = (item.name, item.value) if isinstance(item, To) else ("", item)
+        if not name and "" not in schemas:
             raise UserError("on_batch yielded productions, but the computation declares no output")
-        if not isinstance(item, pa.RecordBatch) or item.schema != schema:
-            found = format_schema(item.schema) if isinstance(item, pa.RecordBatch) else repr(item)
-            raise UserError(f"on_batch yielded {found}; yield batch.output(...) for {format_schema(schema)}")
-    return pa.concat_batches(batches) if batches else None
+        schema = output_of(schemas, name) if name else schemas[""]
+        if not isinstance(batch, pa.RecordBatch) or batch.schema != schema:
+            text = format_schema(batch.schema) if isinstance(batch, pa.RecordBatch) else repr(batch)
+            wanted = f"batch.output_to({name!r}, ...)" if name else "batch.output(...)"
+            raise UserError(f"on_batch yielded {text}; yield {wanted} for {format_schema(schema)}")
+        found.setdefault(name, []).append(batch)
+    return {name: pa.concat_batches(batches) for name, batches in found.items()}
 
 
-def _from_rows(produced: list[Any], schema: pa.Schema | None) -> pa.RecordBatch | None:
-    if not produced:
-        return None
-    if schema is None:
+def _from_yields(produced: list[Any], schemas: Mapping[str, pa.Schema]) -> dict[str, pa.RecordBatch]:
+    """What `on_record` yielded, by output."""
+    named = len(schemas) > ("" in schemas) or any(isinstance(item, To) for item in produced)
+    if not named:
+        return _from_rows(produced, "", schemas) if produced else {}
+    by_name: dict[str, list[Any]] = {}
+    for item in produced:
+        if isinstance(item, To):
+            by_name.setdefault(item.name, []).append(item.value)
+        else:
+            by_name.setdefault("", []).append(item)
+    return {name: batch for each, items in by_name.items() for name, batch in _from_rows(items, each, schemas).items()}
+
+
+def _from_rows(produced: list[Any], name: str, schemas: Mapping[str, pa.Schema]) -> dict[str, pa.RecordBatch]:
+    if not name and "" not in schemas:
         raise UserError(f"on_record yielded {produced[0]!r}, but the computation declares no output")
+    schema = output_of(schemas, name) if name else schemas[""]
     kinds = set(map(type, produced))
     if not all(issubclass(kind, (tuple, list, dict)) for kind in kinds):
         odd = next(item for item in produced if not isinstance(item, (tuple, list, dict)))
@@ -258,7 +295,7 @@ def _from_rows(produced: list[Any], schema: pa.Schema | None) -> pa.RecordBatch 
     arrays = []
     for index, field in enumerate(schema):
         arrays.append(output_column(field, list(map(itemgetter(index), produced))))
-    return pa.RecordBatch.from_arrays(arrays, schema=schema)
+    return {name: pa.RecordBatch.from_arrays(arrays, schema=schema)}
 
 
 def _dict_as_tuple(item: dict[str, Any], schema: pa.Schema) -> tuple[Any, ...]:

@@ -13,15 +13,15 @@ Rules
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import pyarrow as pa
 
 from millstream.errors import UserError
-from millstream.model.computation import Computation, declared_states, output_schema
-from millstream.model.query import Query, SinkNode, check_name
+from millstream.model.computation import Computation, declared_states, output_schemas
+from millstream.model.query import ONLY_INPUT, InputNode, Query, SinkNode, StepNode, check_name
 from millstream.model.sinks import Sink
 from millstream.model.state import Value
 from millstream.model.types import check_key_type, format_schema, format_type
@@ -37,30 +37,79 @@ class Source:
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
-    """A step with everything that running it takes."""
+class Input:
+    """What a step reads, with its schema. United streams are inputs of one name."""
 
     name: str
-    level: int
-    input: str
-    input_schema: pa.Schema
+    stream: str
+    schema: pa.Schema
     key: tuple[str, ...]
-    computation: Computation
-    states: dict[str, Value]
-    output: pa.Schema | None
 
     @property
     def key_types(self) -> tuple[pa.DataType, ...]:
-        return tuple(self.input_schema.field(name).type for name in self.key)
+        return tuple(self.schema.field(name).type for name in self.key)
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """A step with everything that running it takes. `outputs` are by name, the unnamed one under \"\"."""
+
+    name: str
+    level: int
+    inputs: tuple[Input, ...]
+    computation: Computation
+    states: dict[str, Value]
+    outputs: dict[str, pa.Schema]
+
+    @property
+    def key(self) -> tuple[str, ...]:
+        """The names of the key's columns: those of the first input."""
+        return self.inputs[0].key
+
+    @property
+    def key_types(self) -> tuple[pa.DataType, ...]:
+        return self.inputs[0].key_types
+
+    def stream(self, output: str) -> str:
+        """The name of the stream of an output."""
+        return f"{self.name}.{output}" if output else self.name
+
+    def describe(self) -> dict[str, Any]:
+        """What stored state depends on."""
+        inputs = {
+            given.name: {
+                "stream": " + ".join(each.stream for each in self.inputs if each.name == given.name),
+                "key": [f"{n} {format_type(t)}" for n, t in zip(given.key, given.key_types, strict=True)],
+            }
+            for given in self.inputs
+        }
+        only = inputs.get(ONLY_INPUT)
+        return {
+            **({"input": only["stream"], "key": only["key"]} if only else {"inputs": inputs}),
+            "state": {name: state.stored_text for name, state in self.states.items()},
+            "output": format_schema(self.outputs[""]) if "" in self.outputs else "",
+            **{f"output {name}": format_schema(schema) for name, schema in self.outputs.items() if name},
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Map:
+    """A stateless function of streams. It runs wherever they are made."""
+
+    name: str
+    streams: tuple[str, ...]
+    fn: Callable[[pa.RecordBatch], Any]
+    output: pa.Schema
 
 
 @dataclass(frozen=True, slots=True)
 class Graph:
-    """A validated query."""
+    """A validated query. `maps` stand in an order in which each comes after those it reads."""
 
     name: str
     sources: tuple[Source, ...]
     steps: tuple[Step, ...]
+    maps: tuple[Map, ...]
     sinks: tuple[SinkNode, ...]
 
     @property
@@ -68,25 +117,29 @@ class Graph:
         """Streams whose productions are stored because a sink receives them."""
         return frozenset(sink.input for sink in self.sinks)
 
+    @property
+    def depth(self) -> int:
+        """The number of levels of steps."""
+        return max(step.level for step in self.steps)
+
+    def schema_of(self, stream: str) -> pa.Schema:
+        """The schema of a stream that a step or a map produces."""
+        made = {step.stream(output): schema for step in self.steps for output, schema in step.outputs.items()}
+        return made[stream] if stream in made else next(each.output for each in self.maps if each.name == stream)
+
     def without_code(self) -> Graph:
         """The graph as workers need it: computations travel apart, and sinks stay with the driver."""
         steps = tuple(replace(step, computation=Computation()) for step in self.steps)
-        return replace(self, steps=steps, sinks=tuple(replace(sink, sink=Sink()) for sink in self.sinks))
+        maps = tuple(replace(each, fn=_no_code) for each in self.maps)
+        return replace(self, steps=steps, maps=maps, sinks=tuple(replace(sink, sink=Sink()) for sink in self.sinks))
 
     def describe(self) -> dict[str, Any]:
         """What stored state depends on, as JSON."""
         return {
             "query": self.name,
             "sources": {s.name: {"place": s.index, "schema": format_schema(s.schema)} for s in self.sources},
-            "steps": {
-                step.name: {
-                    "input": step.input,
-                    "key": [f"{n} {format_type(t)}" for n, t in zip(step.key, step.key_types, strict=True)],
-                    "state": {name: state.stored_text for name, state in step.states.items()},
-                    "output": format_schema(step.output) if step.output is not None else "",
-                }
-                for step in self.steps
-            },
+            "steps": {step.name: step.describe() for step in self.steps},
+            "maps": {m.name: {"input": " + ".join(m.streams), "output": format_schema(m.output)} for m in self.maps},
             "sinks": {sink.name: sink.input for sink in self.sinks},
         }
 
@@ -98,33 +151,82 @@ def resolve(query: Query, schemas: Mapping[str, pa.Schema]) -> Graph:
     if not query.steps:
         raise UserError(f"query {query.name!r} has no step; add one with stream.key_by(...).compute(...)")
     sources = tuple(Source(name, i, schemas[name]) for i, name in enumerate(query.sources))
-    streams: dict[str, pa.Schema | None] = {source.name: source.schema for source in sources}
+    streams = {source.name: source.schema for source in sources}
     levels = dict.fromkeys(streams, 0)
-    steps = []
+    steps: list[Step] = []
+    maps: list[Map] = []
+    waiting = list(query.maps.values())
+
+    def add_maps() -> None:
+        """Those whose streams are all known; a map may read a map."""
+        while ready := [node for node in waiting if all(stream in streams for stream in node.streams)]:
+            for node in ready:
+                _check_united(f"map {node.name!r}", [(stream, streams[stream]) for stream in node.streams])
+                maps.append(Map(node.name, node.streams, node.fn, node.output))
+                streams[node.name] = node.output
+                levels[node.name] = max(levels[stream] for stream in node.streams)
+                waiting.remove(node)
+
+    add_maps()
     for node in query.steps.values():
-        schema, level = streams[node.input], levels[node.input] + 1
-        if schema is None:
-            raise UserError(f"step {node.name!r} reads {node.input!r}, which declares no output")
-        if level > 1:
-            raise UserError(
-                f"step {node.name!r} reads the output of step {node.input!r}: chains of steps are not supported yet; "
-                "let both read the source, or write the first output to a sink and read it from there"
-            )
-        _check_key(node.name, node.key, schema)
-        output = output_schema(node.computation)
+        inputs = tuple(_input(node, given, streams) for given in node.inputs)
+        _check_inputs(node.name, inputs)
         states = declared_states(type(node.computation))
         for state in states:
             check_name(f"step {node.name!r}: state", state)
-        steps.append(Step(node.name, level, node.input, schema, node.key, node.computation, states, output))
-        streams[node.name], levels[node.name] = output, level
+        level = 1 + max(levels[given.stream] for given in inputs)
+        step = Step(node.name, level, inputs, node.computation, states, output_schemas(node.computation))
+        steps.append(step)
+        for output, schema in step.outputs.items():
+            streams[step.stream(output)], levels[step.stream(output)] = schema, level
+        add_maps()
+    if waiting:
+        silent = next(stream for stream in waiting[0].streams if stream not in streams)
+        raise UserError(f"map {waiting[0].name!r} reads {silent!r}, which declares no output")
     for sink in query.sinks.values():
-        if sink.input in query.sources:
+        if levels.get(sink.input) == 0:
+            what = "source" if sink.input in query.sources else "map of sources"
             raise UserError(
-                f"sink {sink.name!r} receives the source {sink.input!r}; only the output of a step can be sunk"
+                f"sink {sink.name!r} receives the {what} {sink.input!r}; only what comes out of a step can be sunk"
             )
-        if streams[sink.input] is None:
+        if sink.input not in streams:
             raise UserError(f"sink {sink.name!r} receives step {sink.input!r}, which declares no output")
-    return Graph(query.name, sources, tuple(steps), tuple(query.sinks.values()))
+    return Graph(query.name, sources, tuple(steps), tuple(maps), tuple(query.sinks.values()))
+
+
+def _input(node: StepNode, given: InputNode, streams: Mapping[str, pa.Schema]) -> Input:
+    if given.stream not in streams:
+        raise UserError(f"step {node.name!r} reads {given.stream!r}, which declares no output")
+    _check_key(node.name, given.key, streams[given.stream])
+    return Input(given.name, given.stream, streams[given.stream], given.key)
+
+
+def _check_inputs(step: str, inputs: tuple[Input, ...]) -> None:
+    """United streams must have one schema, and the keys of all inputs the same types."""
+    first = inputs[0]
+    for given in inputs[1:]:
+        if given.key_types != first.key_types:
+            found = ", ".join(format_type(kind) for kind in given.key_types)
+            expected = ", ".join(format_type(kind) for kind in first.key_types)
+            raise UserError(
+                f"step {step!r}: the key of {given.stream!r} is {found}, that of {first.stream!r} is {expected}; equal "
+                "keys of all inputs must meet, so give them the same types"
+            )
+        _check_united(f"step {step!r}", [(each.stream, each.schema) for each in inputs if each.name == given.name])
+
+
+def _check_united(who: str, streams: Sequence[tuple[str, pa.Schema]]) -> None:
+    first, expected = streams[0]
+    for name, schema in streams[1:]:
+        if schema != expected:
+            raise UserError(
+                f"{who}: the streams {first!r} ({format_schema(expected)}) and {name!r} ({format_schema(schema)}) were "
+                "united, but differ"
+            )
+
+
+def _no_code(batch: pa.RecordBatch) -> None:
+    """Stands for a function that travels apart."""
 
 
 def _check_key(step: str, key: tuple[str, ...], schema: pa.Schema) -> None:

@@ -3,6 +3,9 @@
 Rules
 -----
 - Every source, step and sink has a name, and names are unique in a query: a step's name is the address of its state.
+- A stream is a source, the output of a step (under the step's name), a named output of a step (`step.name`), or a map
+  of streams (under the map's name).
+- A step reads streams that exist when it is added, so a graph has no cycle.
 - Building refuses what can be seen to be wrong at once; everything else is checked by `graph.resolve` before the
   first epoch. Errors name the step.
 """
@@ -10,12 +13,17 @@ Rules
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+import pyarrow as pa
+
 from millstream.errors import UserError
 from millstream.model.computation import Computation, check_computation
+from millstream.model.explain import explain, to_dot, to_mermaid
 from millstream.model.sinks import Sink
+from millstream.model.types import parse_schema
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_\-]{0,99}\Z")
 
@@ -29,14 +37,36 @@ class SourceNode:
     unbounded: bool = False
 
 
+ONLY_INPUT = "input"
+"""What the input of a step is called that has just one."""
+
+
 @dataclass(frozen=True, slots=True)
-class StepNode:
-    """A named step: the stream it reads, by which key, and the computation it runs."""
+class InputNode:
+    """What a step reads: a stream, by a key. Streams that were united are inputs of one name."""
 
     name: str
-    input: str
+    stream: str
     key: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class StepNode:
+    """A named step: what it reads, in the order in which records of one key are applied, and what it runs."""
+
+    name: str
+    inputs: tuple[InputNode, ...]
     computation: Computation
+
+
+@dataclass(frozen=True, slots=True)
+class MapNode:
+    """A named, stateless function of the record batches of streams."""
+
+    name: str
+    streams: tuple[str, ...]
+    fn: Callable[[pa.RecordBatch], Any]
+    output: pa.Schema
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,13 +94,15 @@ class Query:
     name: str
     sources: dict[str, SourceNode] = field(default_factory=dict)
     steps: dict[str, StepNode] = field(default_factory=dict)
+    maps: dict[str, MapNode] = field(default_factory=dict)
     sinks: dict[str, SinkNode] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         check_name("query", self.name)
 
     def __repr__(self) -> str:
-        edges = [f"{step.input} -> {step.name}" for step in self.steps.values()]
+        edges = [f"{stream} -> {node.name}" for node in self.maps.values() for stream in node.streams]
+        edges += [f"{given.stream} -> {step.name}" for step in self.steps.values() for given in step.inputs]
         edges += [f"{sink.input} -> [{sink.name}]" for sink in self.sinks.values()]
         return f"Query({self.name!r}): {', '.join(edges) or 'empty'}"
 
@@ -82,21 +114,129 @@ class Query:
         """
         self._take("source", name)
         self.sources[name] = SourceNode(name, frame, unbounded)
-        return Stream(self, name)
+        return Stream(self, (name,))
+
+    def compute(self, name: str, computation: type[Computation] | Computation, **inputs: KeyedStream) -> Stream:
+        """Adds a step with several named inputs, each with its own key; returns the stream of its productions.
+
+        The keys must have the same types: equal keys of all inputs meet. In `on_record`, `at.input` says where a
+        record is from; in `on_batch`, `batch.input("name")` is the part of one input. Within an epoch, records of a
+        key are applied input by input, in the order given here.
+
+        >>> from millstream.model.computation import Computation
+        >>> class Join(Computation):
+        ...     def on_record(self, row, at): ...
+        >>> q = Query("orders")
+        >>> orders, payments = q.source("orders", frame=None), q.source("payments", frame=None)
+        >>> stream = q.compute("join", Join, order=orders.key_by("id"), payment=payments.key_by("order_id"))
+        >>> q
+        Query('orders'): orders -> join, payments -> join
+        """
+        if not inputs:
+            raise UserError(f"step {name!r}: give its inputs by name, such as left=stream.key_by('id')")
+        nodes = []
+        for given, keyed in inputs.items():
+            check_name(f"step {name!r}: input", given)
+            if not isinstance(keyed, KeyedStream):
+                raise UserError(f"step {name!r}: input {given!r} is {keyed!r}, expected stream.key_by(...)")
+            if keyed.query is not self:
+                raise UserError(f"step {name!r}: input {given!r} is a stream of another query")
+            nodes += [InputNode(given, stream, keyed.key) for stream in keyed.streams]
+        return self._add_step(name, tuple(nodes), computation)
+
+    def _add_step(
+        self, name: str, inputs: tuple[InputNode, ...], computation: type[Computation] | Computation
+    ) -> Stream:
+        self._take("step", name)
+        try:
+            checked = check_computation(computation)
+        except UserError as error:
+            raise UserError(f"step {name!r}: {error}") from error
+        self.steps[name] = StepNode(name, inputs, checked)
+        return Stream(self, (name,))
+
+    def explain(self) -> str:
+        """The levels of the query: what runs in which stage of an epoch's one Spark job."""
+        return explain(self)
+
+    def to_dot(self) -> str:
+        """The graph in Graphviz's language."""
+        return to_dot(self)
+
+    def to_mermaid(self) -> str:
+        """The graph as a Mermaid flow chart."""
+        return to_mermaid(self)
 
     def _take(self, what: str, name: str) -> None:
         check_name(what, name)
-        for kind, taken in (("source", self.sources), ("step", self.steps), ("sink", self.sinks)):
+        for kind, taken in (
+            ("source", self.sources),
+            ("step", self.steps),
+            ("map", self.maps),
+            ("sink", self.sinks),
+        ):
             if name in taken:
                 raise UserError(f"{what} {name!r}: the query {self.name!r} already has a {kind} of that name")
 
 
 @dataclass(frozen=True, slots=True)
 class Stream:
-    """A named edge: the records of a source, or the productions of a step."""
+    """A named edge: the records of a source, or the productions of a step. Several, if they were united."""
 
     query: Query
-    name: str
+    streams: tuple[str, ...]
+
+    @property
+    def name(self) -> str:
+        """The stream's name; of several, all of them."""
+        return " + ".join(self.streams)
+
+    def output(self, name: str) -> Stream:
+        """A named output of the step, which its computation declares in `outputs`."""
+        step = self.query.steps.get(self.streams[0]) if len(self.streams) == 1 else None
+        if step is None:
+            raise UserError(f"{self.name!r} has no named outputs; ask the stream that compute() returned")
+        if name not in step.computation.outputs:
+            known = ", ".join(step.computation.outputs) or "none"
+            raise UserError(f"step {step.name!r} has no output {name!r}; it declares {known}")
+        return Stream(self.query, (f"{step.name}.{name}",))
+
+    def union(self, *others: Stream) -> Stream:
+        """This stream and others of the same schema, as one. Within an epoch the first one's records come first."""
+        for other in others:
+            if not isinstance(other, Stream) or other.query is not self.query:
+                raise UserError(f"stream {self.name!r}: union takes streams of the same query, found {other!r}")
+        streams = [name for stream in (self, *others) for name in stream.streams]
+        if len(set(streams)) != len(streams):
+            raise UserError(f"union names a stream twice: {', '.join(streams)}")
+        return Stream(self.query, tuple(streams))
+
+    def map_batches(self, name: str, fn: Callable[[pa.RecordBatch], Any], *, output: str) -> Stream:
+        """A stateless function of record batches: Arrow in, Arrow out, without an exchange.
+
+        `fn` gets a `pyarrow.RecordBatch` of the stream's columns and returns one, or a table, whose columns are those
+        of `output` (a schema in Spark's DDL), or None for no records. How many records a call gets is not defined, and
+        neither is how often it is called; so it must treat each record by itself.
+
+        >>> query = Query("words")
+        >>> def shout(batch):
+        ...     import pyarrow.compute as pc
+        ...     return pa.record_batch({"word": pc.utf8_upper(batch["word"])})
+        >>> loud = query.source("lines", frame=None).map_batches("shout", shout, output="word string")
+        >>> query
+        Query('words'): lines -> shout
+        """
+        if not callable(fn):
+            raise UserError(f"map {name!r}: found {fn!r}, expected a function of a record batch")
+        if not isinstance(output, str) or not output.strip():
+            raise UserError(f"map {name!r}: output={output!r}; give the schema of what it returns, as Spark DDL")
+        try:
+            schema = parse_schema(output)
+        except UserError as error:
+            raise UserError(f"map {name!r}: {error}") from error
+        self.query._take("map", name)
+        self.query.maps[name] = MapNode(name, self.streams, fn, schema)
+        return Stream(self.query, (name,))
 
     def key_by(self, *columns: str) -> KeyedStream:
         """The stream, keyed by one or several of its columns. Null is a key like any other."""
@@ -107,12 +247,14 @@ class Stream:
                 raise UserError(f"stream {self.name!r}: key_by takes column names, found {column!r}")
         if len(set(columns)) != len(columns):
             raise UserError(f"stream {self.name!r}: key_by names a column twice: {', '.join(columns)}")
-        return KeyedStream(self.query, self.name, columns)
+        return KeyedStream(self.query, self.streams, columns)
 
     def sink(self, name: str, sink: Sink) -> Stream:
         """Delivers the stream to a sink. Returns the stream, so that it can go on."""
         if not isinstance(sink, Sink):
             raise UserError(f"sink {name!r}: found {sink!r}, expected Parquet(...), ForeachBatch(...) or Memory()")
+        if len(self.streams) != 1:
+            raise UserError(f"sink {name!r} receives several streams ({self.name}); give each a sink of its own")
         self.query._take("sink", name)
         self.query.sinks[name] = SinkNode(name, self.name, sink)
         return self
@@ -123,7 +265,7 @@ class KeyedStream:
     """A stream and the columns that make its key."""
 
     query: Query
-    name: str
+    streams: tuple[str, ...]
     key: tuple[str, ...]
 
     def compute(self, name: str, computation: type[Computation] | Computation) -> Stream:
@@ -131,13 +273,8 @@ class KeyedStream:
 
         `computation` is a class that needs no arguments, or an instance.
         """
-        self.query._take("step", name)
-        try:
-            checked = check_computation(computation)
-        except UserError as error:
-            raise UserError(f"step {name!r}: {error}") from error
-        self.query.steps[name] = StepNode(name, self.name, self.key, checked)
-        return Stream(self.query, name)
+        inputs = tuple(InputNode(ONLY_INPUT, stream, self.key) for stream in self.streams)
+        return self.query._add_step(name, inputs, computation)
 
 
 def check_name(what: str, name: object) -> None:

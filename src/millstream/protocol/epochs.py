@@ -271,7 +271,7 @@ class Damage:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What the task of one slot did: objects written, receipts seen, and what went wrong, if anything.
+    """What the task of one slot and level did: objects written, receipts seen, and what went wrong, if anything.
 
     `receipts` maps each producer task that this slot consumed to the digest of all that the producer sent out.
     `failure` is user code that raised, `damage` an object that cannot be used, `trouble` what may pass by itself.
@@ -287,6 +287,7 @@ class Report:
     damage: Damage | None = None
     trouble: str | None = None
     timings_ms: dict[str, float] = field(default_factory=dict)
+    level: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -308,13 +309,23 @@ class Reject:
     damage: Damage | None = None
 
 
-def judge(slot_count: int, producers: int, reports: Sequence[Report]) -> Accept | Reject:
-    """Whether an attempt that Spark calls successful may be committed."""
-    by_slot = {report.slot: report for report in reports}
-    if len(by_slot) != len(reports) or set(by_slot) != set(range(slot_count)):
-        found = sorted(report.slot for report in reports)
-        raise InvariantViolation(f"reports of slots {found} found, one of each of 0..{slot_count - 1} expected")
-    ordered = [by_slot[slot] for slot in sorted(by_slot)]
+def judge(slot_count: int, producers: int, reports: Sequence[Report], levels: int = 1) -> Accept | Reject:
+    """Whether an attempt that Spark calls successful may be committed.
+
+    The producers of level 1 are the map tasks; those of every other level are the slots of the level before.
+    """
+    for report in reports:
+        if report.level == 0 and report.failure is not None:  # a map task has nothing else to report
+            return Reject(f"map {report.failure.step}: {report.failure.cause}", report.failure)
+    by_place = {(report.level, report.slot): report for report in reports}
+    expected = [(level, slot) for level in range(1, levels + 1) for slot in range(slot_count)]
+    if len(by_place) != len(reports) or sorted(by_place) != expected:
+        found = sorted((report.level, report.slot) for report in reports)
+        raise InvariantViolation(
+            f"reports of (level, slot) {found} found, one of each of levels 1..{levels} and slots 0..{slot_count - 1} "
+            "expected"
+        )
+    ordered = [by_place[place] for place in expected]
     for report in ordered:
         if report.failure is not None:
             return Reject(f"step {report.failure.step}: {report.failure.cause}", report.failure)
@@ -322,9 +333,11 @@ def judge(slot_count: int, producers: int, reports: Sequence[Report]) -> Accept 
             return Reject(f"{report.damage.name} is damaged", damage=report.damage)
         if report.trouble is not None:
             return Reject(f"slot {report.slot}: {report.trouble}")
-    mixed = disagreement([report.receipts for report in ordered], producers)
-    if mixed:
-        return Reject(mixed)
+    for level in range(1, levels + 1):
+        seen = [report.receipts for report in ordered if report.level == level]
+        mixed = disagreement(seen, producers if level == 1 else slot_count)
+        if mixed:
+            return Reject(mixed)
     records: dict[str, int] = {}
     for report in ordered:
         for step, count in report.records.items():

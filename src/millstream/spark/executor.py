@@ -47,13 +47,13 @@ class SparkExecutor:
             found, producers = self._exchange.run(
                 messages,
                 tasks.router(self._spec_bytes, task),
-                [tasks.hoster(self._spec_bytes, task, level) for level in range(len(task.levels))],
+                [tasks.hoster(self._spec_bytes, task, level) for level in range(1, task.depth + 1)],
                 [slot.pack() for slot in slots],
                 self.places(len(slots)),
             )
         except (Py4JError, PySparkException, OSError) as error:
             raise ExecutionFailed(_reason(error)) from error
-        return [msgspec.msgpack.decode(data, type=Report) for data in found], producers
+        return [report for data in found for report in msgspec.msgpack.decode(data, type=list[Report])], producers
 
     def compact(self, jobs: Sequence[tuple[Job, Maker, int]]) -> list[Edit]:
         places = self.places(max(slot for _, _, slot in jobs) + 1)

@@ -54,7 +54,7 @@ def router(spec_bytes: bytes, task: EpochTask) -> Any:
 
 def _route(spec_bytes: bytes, task: EpochTask, producer: int, messages: Iterable[bytes]) -> Iterator[bytes]:
     spec = unpack(spec_bytes)
-    payloads = route(task, _batches(spec, messages), producer, store_of(spec))
+    payloads = route(spec, task, _batches(spec, messages), producer, store_of(spec))
     for slot, payload in enumerate(payloads):
         yield pack_long(slot)  # type: ignore[no-untyped-call]
         yield payload
@@ -99,7 +99,14 @@ def _host(spec_bytes: bytes, task: EpochTask, level: int, pairs: Iterable[tuple[
         if payload:
             payloads.append(payload)
     assert mine is not None, "a located partition without its slot"
-    yield msgspec.msgpack.encode(host(spec, task, level, mine, payloads, store_of(spec)))
+    store = store_of(spec)
+    hosted = host(spec, task, level, mine, payloads, store)
+    if level == spec.graph.depth:
+        yield msgspec.msgpack.encode(hosted.reports)
+        return
+    for slot, payload in enumerate(hosted.payloads(task, store)):
+        yield pack_long(slot)  # type: ignore[no-untyped-call]
+        yield payload
 
 
 def compactor(spec_bytes: bytes) -> Any:
@@ -123,9 +130,12 @@ def _probe(spec_bytes: bytes, name: str, expected: bytes, _: Iterable[int]) -> I
     part = "query"
     try:
         spec = unpack(spec_bytes)
-        for step in spec.codes:
-            part = f"computation of step {step!r}"
-            spec.new_computation(step)
+        for step in spec.graph.steps:
+            part = f"computation of step {step.name!r}"
+            spec.new_computation(step.name)
+        for each in spec.graph.maps:
+            part = f"function of map {each.name!r}"
+            spec.function(each.name)
     except Exception as error:
         yield f"the {part} cannot be loaded on a worker: {type(error).__name__}: {error}"
         return

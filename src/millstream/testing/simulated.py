@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import copy
 import pickle
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import pyarrow as pa
@@ -45,6 +45,9 @@ class LocalSpec(Spec):
     def new_computation(self, step: str) -> Computation:
         return copy.deepcopy(next(item.computation for item in self.graph.steps if item.name == step))
 
+    def function(self, name: str) -> Callable[[pa.RecordBatch], Any]:
+        return next(item.fn for item in self.graph.maps if item.name == name)
+
 
 class InProcess:
     """Runs every part of an epoch here and now."""
@@ -59,12 +62,14 @@ class InProcess:
             step = max(1, -(-len(rows) // self.map_tasks))
             for start in range(0, len(rows), step):
                 producers.append([(source.name, to_batch(rows[start : start + step], source.schema))])
-        sent = [list(route(task, batches, number, self.store)) for number, batches in enumerate(producers)]
-        reports = []
-        for mine in slots:
-            payloads = [payloads[mine.slot] for payloads in reversed(sent)]  # any order must do
-            reports.append(host(self.spec, task, 0, SlotTask.unpack(mine.pack()), payloads, self.store))
-        return reports, len(producers)
+        sent = [list(route(self.spec, task, batches, number, self.store)) for number, batches in enumerate(producers)]
+        for level in range(1, task.depth + 1):
+            hosted = []
+            for mine in slots:
+                payloads = [payloads[mine.slot] for payloads in reversed(sent)]  # any order must do
+                hosted.append(host(self.spec, task, level, SlotTask.unpack(mine.pack()), payloads, self.store))
+            sent = [list(one.payloads(task, self.store)) for one in hosted]
+        return [report for one in hosted for report in one.reports], len(producers)
 
     def compact(self, jobs: Sequence[tuple[Job, Maker, int]]) -> list[Edit]:
         return [merge(self.store, SegmentCache(), job, maker, slot) for job, maker, slot in jobs]
