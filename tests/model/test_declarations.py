@@ -121,7 +121,7 @@ def test_what_leads_nowhere_is_refused() -> None:
         resolve(query, schemas)
     query = Query("q")
     query.source("events", None).sink("raw", ms.Memory()).key_by("user").compute("sum", Base)
-    with pytest.raises(ms.UserError, match="only the output of a step can be sunk"):
+    with pytest.raises(ms.UserError, match="only what comes out of a step can be sunk"):
         resolve(query, schemas)
     with pytest.raises(ms.UserError, match="expected Parquet"):
         stream.sink("bad", "file.parquet")  # type: ignore[arg-type]

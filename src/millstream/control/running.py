@@ -19,6 +19,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
+from datetime import datetime, timedelta
 from typing import Any
 
 from py4j.protocol import Py4JError
@@ -29,6 +30,7 @@ from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 from millstream.engine.driver import Driver, EpochFacts
 from millstream.errors import DamagedObject, Fenced, MillstreamError, UserError
+from millstream.model.times import moment
 from millstream.protocol.epochs import Epoch, History
 from millstream.spark.checkpoint import offsets_digest, query_id
 from millstream.spark.frames import state_frame
@@ -62,6 +64,15 @@ class Status:
     segments: int
     compactions: int
     upkeep_trouble: str | None
+    watermarks: dict[str, datetime | None]
+    late: dict[str, int]
+    clock: datetime | None
+
+    @property
+    def lags(self) -> dict[str, timedelta]:
+        """How far the watermark of each source and step is behind the clock of the last epoch's plan."""
+        now = self.clock
+        return {} if now is None else {name: now - mark for name, mark in self.watermarks.items() if mark is not None}
 
     @property
     def records_per_second(self) -> float:
@@ -216,6 +227,12 @@ class RunningQuery:
             len(sizes),
             self._driver.upkeep.compactions,
             self._driver.upkeep.trouble,
+            {
+                **{name: moment(clock.watermark) for name, clock in history.clocks.items()},
+                **{name: moment(mark) for name, mark in history.watermarks.items()},
+            },
+            dict(history.late),
+            moment(history.clock_ms * 1000) if history.clock_ms else None,
         )
 
     def wait_epoch(self, epoch: int, timeout: float | None = None) -> int:

@@ -3,6 +3,8 @@
 Rules
 -----
 - A map sees the records of a stream as its producer made them, and keeps their order.
+- Event times that travel beside the columns stay with the records if the map returns as many as it got; otherwise all
+  get the oldest of them, which makes none late.
 - What a map returns has exactly the declared columns and types, or the epoch fails with its name.
 - An exception in it is the user's failure, as one in a computation is.
 """
@@ -13,8 +15,9 @@ from collections.abc import Mapping
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
-from millstream.engine.spec import Spec
+from millstream.engine.spec import TIME_COLUMN, Spec
 from millstream.errors import UserError
 from millstream.model.batch import output_column
 from millstream.model.graph import Map
@@ -40,9 +43,18 @@ def derive(spec: Spec, streams: Mapping[str, pa.RecordBatch]) -> dict[str, pa.Re
 
 
 def _applied(spec: Spec, each: Map, records: pa.RecordBatch) -> list[pa.RecordBatch]:
+    times = records.column(TIME_COLUMN) if TIME_COLUMN in records.schema.names else None
+    plain = records.drop_columns([TIME_COLUMN]) if times is not None else records
     try:
-        returned = spec.function(each.name)(records)
-        return [] if returned is None else [_conformed(returned, each.output)]
+        returned = spec.function(each.name)(plain)
+        if returned is None:
+            return []
+        made = _conformed(returned, each.output)
+        if times is not None:
+            if made.num_rows != len(times):
+                times = pa.repeat(pc.min(times), made.num_rows)
+            made = made.append_column(TIME_COLUMN, times)
+        return [made]
     except (Exception, SystemExit) as error:
         raise MapFailure(each.name, error) from error
 

@@ -18,10 +18,11 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from millstream.engine.delivery import Deliverer
-from millstream.engine.spec import EpochTask, SlotTask, code_hash, epoch_task, slot_tasks
+from millstream.engine.spec import EpochTask, SlotTask, code_hash, epoch_task, rules_of, slot_tasks
 from millstream.engine.upkeep import Upkeep
 from millstream.errors import ConflictError, DamagedObject, MillstreamError, StepError, UserError
 from millstream.model.graph import Graph, differences
+from millstream.model.times import micros
 from millstream.protocol.compaction import DEFAULT_BUDGET, Job
 from millstream.protocol.epochs import (
     Abort,
@@ -39,6 +40,7 @@ from millstream.protocol.epochs import (
 from millstream.protocol.keyspace import DEFAULT_BIN_BITS
 from millstream.protocol.manifest import Edit
 from millstream.protocol.routing import RoutingTable
+from millstream.protocol.time import idle_sources
 from millstream.store.journal import Journal
 from millstream.store.names import Maker
 
@@ -97,11 +99,13 @@ class Driver:
         options: Options,
         observe: Observer | None = None,
         background: bool = True,
+        clock: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
     ) -> None:
         self.graph, self.journal, self.executor, self.deliverer = graph, journal, executor, deliverer
         self.store, self.options = journal.store, options
         self.upkeep = Upkeep(self.store, graph, executor, options.compaction_budget, background)
         self.last: EpochFacts | None = None
+        self._clock, self._rules = clock, rules_of(graph)
         self._observe = observe or (lambda moment, epoch: None)
         self._code = {name: code_hash(code) for name, code in codes.items()}
 
@@ -159,16 +163,19 @@ class Driver:
         history = self.journal.history
         tables, known = self.tables, history.graph is not None
         edits = self.upkeep.edits_for(history.manifest)
+        clock_ms = max(self._clock(), history.clock_ms)
         plan = Plan(
             epoch,
             Attempt(history.attempts),
             spark_query,
             offsets,
-            time.time_ns() // 1_000_000,
+            clock_ms,
             self._code,
             None if known else self.graph.describe(),
             {name: table for name, table in tables.items() if history.tables.get(name) != table},
             edits,
+            idle_sources(self._rules, history.clocks, clock_ms),
+            self.stated(),
         )
         self.journal.append(plan)
         self._observe("planned", epoch)
@@ -190,7 +197,18 @@ class Driver:
             return verdict.reason
         oldest = Epoch(max(history.oldest, epoch - self.options.retain, 0))
         self.journal.append(
-            Commit(epoch, plan.attempt, verdict.added, verdict.edits, verdict.outputs, verdict.records, oldest)
+            Commit(
+                epoch,
+                plan.attempt,
+                verdict.added,
+                verdict.edits,
+                verdict.outputs,
+                verdict.records,
+                oldest,
+                verdict.clocks,
+                verdict.watermarks,
+                verdict.late,
+            )
         )
         self.upkeep.applied(edits)
         ended = time.perf_counter()
@@ -204,11 +222,26 @@ class Driver:
         self._observe("committed", epoch)
         return None
 
+    def stated(self) -> dict[str, int]:
+        """The watermarks that users' functions state now."""
+        found = {}
+        for source in self.graph.sources:
+            if source.time is not None and source.time.stated is not None:
+                try:
+                    value = source.time.stated()
+                    if value is not None:
+                        found[source.name] = micros(value, "watermark")
+                except Exception as error:
+                    raise UserError(
+                        f"source {source.name!r}: its watermark function failed: {type(error).__name__}: {error}"
+                    ) from error
+        return found
+
     def _execute(self, plan: Plan, tables: Mapping[str, RoutingTable], records: Any) -> tuple[list[Report], int]:
         history = self.journal.history
         maker = Maker(history.generation, plan.epoch, "a", plan.attempt)
         manifest, _ = history.manifest.edited(plan.edits)
-        task = epoch_task(self.graph, plan.epoch, maker, plan.clock_ms, tables)
+        task = epoch_task(self.graph, plan, maker, tables, history)
         slots = slot_tasks(self.graph, tables, manifest, _slot_count(tables), self.upkeep.busy())
         return self.executor.execute(task, slots, records)
 

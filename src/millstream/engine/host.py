@@ -9,6 +9,8 @@ Rules
 - A level that failed sends on what it has, so that every later one still has a payload of every producer; the driver
   finds the failure among the reports.
 - An exception in user code is data: it is reported, and never fails the Spark task.
+- Records are judged late by the watermark of the epoch before. The watermarks of this epoch follow from what all
+  producers saw, so every slot finds the same ones, and they reach the last level within the epoch (G7).
 - What is written takes up the newest segments that are no larger than itself: it costs little more than the write,
   and where most keys change in every epoch, nothing is left for compaction.
 - Nothing here is remembered between tasks but caches.
@@ -25,19 +27,23 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from millstream.engine.derive import MapFailure, derive
-from millstream.engine.payload import Part, Parts, decode, encode, receipts_of
+from millstream.engine.payload import Head, Part, Parts, decode, encode, receipts_of
 from millstream.engine.route import failure_of, split
-from millstream.engine.spec import HASH_COLUMN, EpochTask, SlotTask, Spec
+from millstream.engine.spec import HASH_COLUMN, TIME_COLUMN, EpochTask, SlotTask, Spec, rules_of
 from millstream.errors import DamagedObject, StoreUnavailable
 from millstream.model.batch import Batch, InputBatch
 from millstream.model.computation import Outcome, RecordFailure, changes_of, run_batch
+from millstream.model.graph import Input as GraphInput
 from millstream.model.graph import Step
 from millstream.model.state import Value
+from millstream.model.times import NULL_TIME, Times, times_of
 from millstream.protocol.epochs import Damage, Output, Report
 from millstream.protocol.keyspace import Hashes, Range
 from millstream.protocol.manifest import Edit, Family, Input, Piece, SegmentRef
+from millstream.protocol.time import END_OF_TIME, NO_TIME, SourceClock, advanced, seen_together, step_watermark
 from millstream.store import names
 from millstream.store.journal import digest_of
 from millstream.store.keys import KeyColumns, Mask, Rows, arrange
@@ -58,10 +64,18 @@ class Hosted:
     slot: int
     reports: list[Report]
     parts: Parts
+    watermarks: dict[str, int]
 
     def payloads(self, task: EpochTask, store: ObjectStore) -> Iterator[bytes]:
         """For the slots of the next level. The reports go to the one of the same number."""
-        return encode(self.parts, f"{self.level}.{self.slot}", store, task.maker, {self.slot: self.reports})
+        return encode(
+            self.parts,
+            f"{self.level}.{self.slot}",
+            store,
+            task.maker,
+            {self.slot: self.reports},
+            watermarks=self.watermarks,
+        )
 
 
 def host(
@@ -71,11 +85,13 @@ def host(
     started = time.perf_counter()
     decoded = [decode(payload) for payload in payloads]
     receipts = receipts_of([head for head, _ in decoded])
-    hosted = Hosted(level, mine.slot, [], [[] for _ in range(task.slot_count)])
+    marks, clocks = _watermarks(spec, task, level, [head for head, _ in decoded])
+    hosted = Hosted(level, mine.slot, [], [[] for _ in range(task.slot_count)], marks)
     for head, _ in decoded:
         hosted.reports += head.reports
     received = sorted((part for _, parts in decoded for part in parts), key=lambda part: part.order)
-    report = Report(mine.slot, receipts, level=level)
+    mine_now = {step.name: marks[step.name] for step in spec.graph.steps if step.level == level and step.timed}
+    report = Report(mine.slot, receipts, level=level, clocks=clocks, watermarks=mine_now)
     try:
         for part in received:
             if task.lanes[part.lane].level > level:
@@ -91,6 +107,30 @@ def host(
     return hosted
 
 
+def _watermarks(
+    spec: Spec, task: EpochTask, level: int, heads: Sequence[Head]
+) -> tuple[dict[str, int], dict[str, SourceClock]]:
+    """The watermarks of this epoch, of all sources and of steps up to a level; on level 1 the sources' clocks, too."""
+    graph, rules = spec.graph, rules_of(spec.graph)
+    marks: dict[str, int] = {}
+    clocks: dict[str, SourceClock] = {}
+    if level == 1:
+        for source, rule in rules.items():
+            parts = [head.seen[source] for head in heads if source in head.seen]
+            seen = seen_together(parts, rule.percentile is not None)
+            clocks[source] = advanced(rule, task.clocks[source], seen, task.clock_ms, task.stated.get(source))
+            silent = source in task.idle and not seen.rows and source not in task.stated
+            marks[source] = END_OF_TIME if silent else clocks[source].watermark
+    for head in heads:
+        for name, mark in head.watermarks.items():
+            marks[name] = min(mark, marks.get(name, END_OF_TIME))
+    for step in graph.steps:
+        if step.level == level and step.timed:
+            inputs = [graph.watermark_of(given.stream, marks) for given in step.inputs if given.time is not None]
+            marks[step.name] = step_watermark(task.before[step.name], inputs)
+    return marks, clocks
+
+
 def _run_level(
     spec: Spec,
     task: EpochTask,
@@ -103,24 +143,26 @@ def _run_level(
     began = time.perf_counter()
     pieces = {Family(step, state): found for step, state, found in mine.pieces}
     CACHE.settle(store.uri, mine.slot, [piece.segment for found in pieces.values() for piece in found])
-    lanes = _Lanes(received, store)
+    lanes = _Lanes(received, task, store)
     done = _Done()
     for step in spec.graph.steps:
         if step.level != hosted.level:
             continue
-        grouped = lanes.grouped(step, task.readers[step.name])
+        grouped, late = lanes.grouped(step)
         done.records[step.name] = 0 if grouped is None else grouped.count
-        if grouped is None:
-            continue
+        done.late[step.name] = 0 if late is None else late.num_rows
         run = _StepRun(spec, task, mine, step, pieces, store, done)
+        made = {} if late is None or step.late != "output" else {step.stream("late"): late}
         try:
-            streams = derive(spec, run.apply(grouped))
+            if grouped is not None:
+                made.update(run.apply(grouped))
+            streams = derive(spec, made)
         except RecordFailure as error:
             return replace(report, failure=failure_of(step.name, error.key, error.record, error.cause))
         except MapFailure as error:
             return replace(report, failure=failure_of(error.name, "", "", error.cause))
         for stream in sorted(spec.graph.stored_streams & streams.keys()):
-            run.store_productions(stream, streams[stream])
+            run.store_productions(stream, without_times(streams[stream]))
         split(task, streams, f"{hosted.level}.{mine.slot}", hosted.parts)
     timings = {"steps": (time.perf_counter() - began) * 1000}
     return replace(
@@ -129,6 +171,7 @@ def _run_level(
         edits=tuple(done.edits),
         outputs=tuple(done.outputs),
         records=done.records,
+        late=done.late,
         timings_ms=timings,
     )
 
@@ -141,6 +184,7 @@ class _Done:
     edits: list[Edit] = field(default_factory=list)
     outputs: list[Output] = field(default_factory=list)
     records: dict[str, int] = field(default_factory=dict)
+    late: dict[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,58 +200,114 @@ class _Grouped:
 class _Lanes:
     """What was received, by lane. Decoded and grouped once, however many steps read it."""
 
-    def __init__(self, received: Sequence[Part], store: ObjectStore) -> None:
-        self._store = store
+    def __init__(self, received: Sequence[Part], task: EpochTask, store: ObjectStore) -> None:
+        self._task, self._store = task, store
         self._parts: dict[int, list[Part]] = {}
         for part in received:
             self._parts.setdefault(part.lane, []).append(part)
-        self._known: dict[tuple[tuple[int, ...], tuple[str, ...]], _Grouped | None] = {}
+        self._known: dict[Any, tuple[_Grouped | None, pa.RecordBatch | None]] = {}
 
-    def grouped(self, step: Step, lanes: tuple[int, ...]) -> _Grouped | None:
-        """The records for a step, from the lanes of its inputs; None if there are none."""
-        known = (lanes, tuple(given.name for given in step.inputs))
+    def grouped(self, step: Step) -> tuple[_Grouped | None, pa.RecordBatch | None]:
+        """The records for a step, None if there are none; and those that are late and not for the computation."""
+        lanes = self._task.readers[step.name]
+        cut = self._task.before.get(step.name, NO_TIME)
+        known = (lanes, tuple(given.name for given in step.inputs), cut, step.late)
         if known not in self._known:
-            self._known[known] = self._group(step, lanes)
+            self._known[known] = self._group(step, lanes, cut)
         return self._known[known]
 
-    def _group(self, step: Step, lanes: tuple[int, ...]) -> _Grouped | None:
-        by_input: dict[str, list[pa.RecordBatch]] = {given.name: [] for given in step.inputs}
+    def _group(self, step: Step, lanes: tuple[int, ...], cut: int) -> tuple[_Grouped | None, pa.RecordBatch | None]:
+        inputs: dict[str, list[_Timed]] = {given.name: [] for given in step.inputs}
+        late: list[pa.RecordBatch] = []
         for given, lane in zip(step.inputs, lanes, strict=True):
-            schema = given.schema.insert(0, pa.field(HASH_COLUMN, pa.uint64()))
             for part in self._parts.get(lane, []):
-                by_input[given.name].append(pa.ipc.read_record_batch(part.read(self._store), schema))
-        if not any(by_input.values()):
-            return None
-        return _by_key(step, by_input)
+                found = _Timed.read(part.read(self._store), given)
+                if found.times is not None and step.late != "process":
+                    found, dropped = found.judged(cut)
+                    late += dropped
+                if found.keyed.num_rows:
+                    inputs[given.name].append(found)
+        grouped = _by_key(step, inputs) if any(inputs.values()) else None
+        return grouped, pa.concat_batches(late) if late else None
 
 
-def _by_key(step: Step, by_input: Mapping[str, list[pa.RecordBatch]]) -> _Grouped:
+@dataclass(frozen=True, slots=True)
+class _Timed:
+    """Records of one input with their hashes in the first column, and their event times, if they have any."""
+
+    keyed: pa.RecordBatch
+    times: Times | None
+
+    @staticmethod
+    def read(message: pa.Buffer, given: GraphInput) -> _Timed:
+        schema = given.schema.insert(0, pa.field(HASH_COLUMN, pa.uint64()))
+        if given.time == "":
+            schema = schema.append(pa.field(TIME_COLUMN, pa.int64()))
+        keyed = pa.ipc.read_record_batch(message, schema)
+        if given.time is None:
+            return _Timed(keyed, None)
+        if given.time == "":
+            return _Timed(keyed.drop_columns([TIME_COLUMN]), keyed.column(TIME_COLUMN).to_numpy())
+        return _Timed(keyed, times_of(keyed.column(given.time)))
+
+    def judged(self, cut: int) -> tuple[_Timed, list[pa.RecordBatch]]:
+        """Those that are not late; and those that are, as productions: with their time beside their columns."""
+        assert self.times is not None
+        bad = (self.times < cut) | (self.times == NULL_TIME)
+        if not bad.any():
+            return self, []
+        mask = pa.array(bad)
+        dropped = self.keyed.filter(mask).remove_column(0)
+        dropped = dropped.append_column(TIME_COLUMN, pa.array(_raised(self.times[bad], cut)))
+        return _Timed(self.keyed.filter(pc.invert(mask)), self.times[~bad]), [dropped]
+
+
+def _raised(times: Times, cut: int) -> Times:
+    """Event times of productions: not below the watermark, and never "no time"."""
+    return np.maximum(times, max(cut, NO_TIME + 1))
+
+
+def without_times(records: pa.RecordBatch) -> pa.RecordBatch:
+    """Productions as sinks get them."""
+    return records.drop_columns([TIME_COLUMN]) if TIME_COLUMN in records.schema.names else records
+
+
+def _by_key(step: Step, inputs: Mapping[str, list[_Timed]]) -> _Grouped:
     """Groups the records of all inputs by key: a stable sort of all of them, cut apart again by input."""
-    keyed: dict[str, pa.RecordBatch] = {}
+    keyed: dict[str, _Timed] = {}
     hashes, columns = [], []
     for given in {each.name: each for each in step.inputs}.values():
-        schema = given.schema.insert(0, pa.field(HASH_COLUMN, pa.uint64()))
-        batches = by_input[given.name]
-        none = pa.RecordBatch.from_pylist([], schema)
-        keyed[given.name] = batches[0] if len(batches) == 1 else pa.concat_batches([none, *batches])
-        hashes.append(keyed[given.name].column(0).to_numpy())
-        columns.append([keyed[given.name].column(name) for name in given.key])
+        keyed[given.name] = found = _joined(given, inputs[given.name])
+        hashes.append(found.keyed.column(0).to_numpy())
+        columns.append([found.keyed.column(name) for name in given.key])
     all_hashes: Hashes = hashes[0] if len(hashes) == 1 else np.concatenate(hashes)
     joined = columns[0] if len(columns) == 1 else [pa.concat_arrays(list(same)) for same in zip(*columns, strict=True)]
     keys = KeyColumns.canonical(joined)
     order, starts = arrange(all_hashes, keys)
     firsts = order[starts]
-    inputs: dict[str, InputBatch] = {}
+    parts: dict[str, InputBatch] = {}
     begin = 0
-    for name, batch in keyed.items():
-        records, end = batch.remove_column(0), begin + batch.num_rows
+    for name, found in keyed.items():
+        records, end = found.keyed.remove_column(0), begin + found.keyed.num_rows
         if len(keyed) == 1:
-            inputs[name] = InputBatch(records, order, starts)
+            parts[name] = InputBatch(records, order, starts, found.times)
         else:
             mine = (order >= begin) & (order < end)
-            inputs[name] = InputBatch(records, order[mine] - begin, _count_before(mine, starts))
+            parts[name] = InputBatch(records, order[mine] - begin, _count_before(mine, starts), found.times)
         begin = end
-    return _Grouped(inputs, all_hashes[firsts], keys.take(firsts), len(order))
+    return _Grouped(parts, all_hashes[firsts], keys.take(firsts), len(order))
+
+
+def _joined(given: GraphInput, found: list[_Timed]) -> _Timed:
+    """The records of one input in one piece. An input of united streams is timed if any of them is."""
+    if len(found) == 1:
+        return found[0]
+    none = pa.RecordBatch.from_pylist([], given.schema.insert(0, pa.field(HASH_COLUMN, pa.uint64())))
+    times = None
+    if any(each.times is not None for each in found):
+        untimed = [np.full(each.keyed.num_rows, NULL_TIME) if each.times is None else each.times for each in found]
+        times = np.concatenate(untimed)
+    return _Timed(pa.concat_batches([none, *(each.keyed for each in found)]), times)
 
 
 def _count_before(mine: Mask, starts: Rows) -> Rows:
@@ -242,10 +342,17 @@ class _StepRun:
     def apply(self, grouped: _Grouped) -> dict[str, pa.RecordBatch]:
         """Runs the step over its records; the productions by stream."""
         hashes, keys = grouped.hashes, grouped.keys
-        batch = Batch(grouped.inputs, keys.columns, self.step.key, self.step.outputs, self.task.epoch)
+        before = self.task.before.get(self.step.name, NO_TIME)
+        batch = Batch(grouped.inputs, keys.columns, self.step.key, self.step.outputs, self.task.epoch, before)
         outcome = self._run(batch, hashes, keys)
         self._write_state(batch, outcome, hashes, keys)
-        return {self.step.stream(output): batch for output, batch in outcome.productions.items()}
+        made = {}
+        for output, productions in outcome.productions.items():
+            if output in outcome.times:
+                times = pa.array(_raised(outcome.times[output], before))
+                productions = productions.append_column(TIME_COLUMN, times)
+            made[self.step.stream(output)] = productions
+        return made
 
     def _run(self, batch: Batch, hashes: Hashes, keys: KeyColumns) -> Outcome:
         computation = self.spec.new_computation(self.step.name)

@@ -22,6 +22,7 @@ import xxhash
 
 from millstream.errors import InvariantViolation
 from millstream.protocol.epochs import Report
+from millstream.protocol.time import SeenTimes
 from millstream.store import names
 from millstream.store.journal import digest_of
 from millstream.store.objects import ObjectStore
@@ -49,12 +50,17 @@ class Section(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Head(msgspec.Struct, frozen=True, array_like=True):
-    """Who sent a payload (level, then number among its producers), the receipt, and what is in it."""
+    """Who sent a payload (level, then number among its producers), the receipt, and what is in it.
+
+    `seen` is what a map task saw of event times; `watermarks` are those of sources and steps, as a host knows them.
+    """
 
     producer: str
     receipt: str
     sections: list[Section]
     reports: list[Report]
+    seen: dict[str, SeenTimes] = {}
+    watermarks: dict[str, int] = {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,10 +93,13 @@ def encode(
     store: ObjectStore,
     maker: names.Maker,
     reports: Mapping[int, Sequence[Report]] | None = None,
+    seen: Mapping[str, SeenTimes] | None = None,
+    watermarks: Mapping[str, int] | None = None,
     inline_limit: int = INLINE_LIMIT,
 ) -> Iterator[bytes]:
     """The payload of each slot, in order of slots; `reports` by the slot that gets them."""
-    receipt = _receipt(parts)
+    times = dict(seen or {}), dict(watermarks or {})
+    receipt = _receipt(parts, msgspec.msgpack.encode(times))
     for slot, mine in enumerate(parts):
         sections, bodies, inline = [], [], 0
         for part in mine:
@@ -106,13 +115,13 @@ def encode(
                 inline += body.size
                 sections.append(Section(part.lane, part.producer, body.size))
                 bodies.append(memoryview(body))
-        head = msgspec.msgpack.encode(Head(producer, receipt, sections, list((reports or {}).get(slot, ()))))
+        head = msgspec.msgpack.encode(Head(producer, receipt, sections, list((reports or {}).get(slot, ())), *times))
         padding = bytes(-len(head) % 8)  # so that columns of 8-byte values are aligned
         yield b"".join((len(head).to_bytes(8, "little"), head, padding, *bodies))
 
 
-def _receipt(parts: Parts) -> str:
-    state = xxhash.xxh3_64()
+def _receipt(parts: Parts, times: bytes) -> str:
+    state = xxhash.xxh3_64(times)
     for slot, mine in enumerate(parts):
         for part in mine:
             size = part.body.bytes if isinstance(part.body, Stored) else part.body.size

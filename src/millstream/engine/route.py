@@ -18,8 +18,10 @@ import pyarrow as pa
 
 from millstream.engine.derive import MapFailure, derive
 from millstream.engine.payload import Part, Parts, encode
-from millstream.engine.spec import HASH_COLUMN, EpochTask, Lane, Spec
+from millstream.engine.spec import HASH_COLUMN, EpochTask, Lane, Spec, rules_of
+from millstream.model.times import NULL_TIME, Times, times_of
 from millstream.protocol.epochs import Failure, Report
+from millstream.protocol.time import NO_TIME, SeenTimes, TimeRule, seen_together
 from millstream.store.keys import KeyColumns
 from millstream.store.objects import ObjectStore
 
@@ -37,26 +39,51 @@ def route(
     name = f"0.{producer}"
     parts: Parts = [[] for _ in range(task.slot_count)]
     waiting: dict[str, list[pa.RecordBatch]] = {}
+    seen: dict[str, list[SeenTimes]] = {}
     gathered = 0
     try:
         for stream, batch in batches:
             waiting.setdefault(stream, []).append(batch)
             gathered += batch.nbytes
             if gathered >= FLUSH_BYTES:
-                _flush(spec, task, waiting, name, parts)
+                _flush(spec, task, waiting, name, parts, seen)
                 waiting, gathered = {}, 0
-        _flush(spec, task, waiting, name, parts)
+        _flush(spec, task, waiting, name, parts, seen)
     except MapFailure as error:
         report = Report(producer, {}, failure=failure_of(error.name, "", "", error.cause), level=0)
         return encode([[] for _ in parts], name, store, task.maker, {0: [report]})
-    return encode(parts, name, store, task.maker)
+    rules = rules_of(spec.graph)
+    together = {source: seen_together(all_, rules[source].percentile is not None) for source, all_ in seen.items()}
+    return encode(parts, name, store, task.maker, seen=together)
 
 
-def _flush(spec: Spec, task: EpochTask, waiting: dict[str, list[pa.RecordBatch]], producer: str, parts: Parts) -> None:
+def _flush(
+    spec: Spec,
+    task: EpochTask,
+    waiting: dict[str, list[pa.RecordBatch]],
+    producer: str,
+    parts: Parts,
+    seen: dict[str, list[SeenTimes]],
+) -> None:
     gathered = {
         stream: batches[0] if len(batches) == 1 else pa.concat_batches(batches) for stream, batches in waiting.items()
     }
+    for source, rule in rules_of(spec.graph).items():
+        if source in gathered:
+            times = times_of(gathered[source].column(spec.graph.times[source]))
+            seen.setdefault(source, []).append(seen_in(times, rule, task.clock_ms))
     split(task, derive(spec, gathered), producer, parts)
+
+
+def seen_in(times: Times, rule: TimeRule, clock_ms: int) -> SeenTimes:
+    """What these event times say of a source."""
+    known = times[times != NULL_TIME]
+    sane = known[known <= clock_ms * 1000 + rule.ahead_us]
+    mark = NO_TIME
+    if len(sane):
+        newest = sane.max() if rule.percentile is None else np.quantile(sane, 1 - rule.percentile, method="lower")
+        mark = int(newest)
+    return SeenTimes(len(times), len(times) - len(known), len(known) - len(sane), mark)
 
 
 _TEXT_LIMIT = 2000  # characters of a key or record in an error

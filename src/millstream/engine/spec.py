@@ -14,7 +14,7 @@ from __future__ import annotations
 import hashlib
 import pickle
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
 
@@ -23,12 +23,16 @@ import pyarrow as pa
 
 from millstream.model.computation import Computation
 from millstream.model.graph import Graph, Step
+from millstream.protocol.epochs import History, Plan
 from millstream.protocol.keyspace import Range
 from millstream.protocol.manifest import Family, Manifest, Piece
 from millstream.protocol.routing import RoutingTable
+from millstream.protocol.time import NO_TIME, SourceClock, TimeRule
 from millstream.store.names import Maker
 
 HASH_COLUMN = "__hash"
+TIME_COLUMN = "__time"
+"""The event time of a production, beside its columns, in microseconds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +115,12 @@ class EpochTask:
     lanes: tuple[Lane, ...]
     readers: dict[str, tuple[int, ...]]
     """For each step, the lane of each of its inputs."""
+    clocks: dict[str, SourceClock] = field(default_factory=dict)
+    """The clock of each source with event time, before the epoch."""
+    before: dict[str, int] = field(default_factory=dict)
+    """The watermark of each step before the epoch."""
+    idle: tuple[str, ...] = ()
+    stated: dict[str, int] = field(default_factory=dict)
 
     @property
     def depth(self) -> int:
@@ -118,8 +128,22 @@ class EpochTask:
         return max(lane.level for lane in self.lanes)
 
 
-def epoch_task(graph: Graph, epoch: int, maker: Maker, clock_ms: int, tables: Mapping[str, RoutingTable]) -> EpochTask:
-    """What the tasks of an attempt share, for a graph with these routing tables."""
+def rules_of(graph: Graph) -> dict[str, TimeRule]:
+    """How the watermark of each source with event time follows."""
+    found = {}
+    for source in graph.sources:
+        if source.time is not None:
+            given = source.time
+            found[source.name] = TimeRule(
+                given.lateness, given.percentile, given.idle_after, given.max_ahead, given.is_stated
+            )
+    return found
+
+
+def epoch_task(
+    graph: Graph, plan: Plan, maker: Maker, tables: Mapping[str, RoutingTable], history: History
+) -> EpochTask:
+    """What the tasks of an attempt share, for a graph with these routing tables, after this history."""
     lanes = lanes_of(graph, tables)
     places = {
         (lane.level, lane.stream, lane.key, lane.table.firsts, lane.table.slots): i for i, lane in enumerate(lanes)
@@ -129,7 +153,18 @@ def epoch_task(graph: Graph, epoch: int, maker: Maker, clock_ms: int, tables: Ma
         for step in graph.steps
     }
     slot_count = max(table.slot_count for table in tables.values())
-    return EpochTask(epoch, maker, clock_ms, slot_count, lanes, readers)
+    return EpochTask(
+        plan.epoch,
+        maker,
+        plan.clock_ms,
+        slot_count,
+        lanes,
+        readers,
+        {name: history.clocks.get(name, SourceClock()) for name in rules_of(graph)},
+        {step.name: history.watermarks.get(step.name, NO_TIME) for step in graph.steps if step.timed},
+        plan.idle,
+        plan.stated,
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,6 +14,7 @@ Rules
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from datetime import datetime
 from functools import cached_property
 from typing import Any
 
@@ -24,6 +25,7 @@ import pyarrow.compute as pc
 
 from millstream.errors import UserError
 from millstream.model.arrays import array_from
+from millstream.model.times import NULL_TIME, Times, moment, times_of
 from millstream.model.types import format_schema
 
 Rows = npt.NDArray[np.int64]
@@ -32,8 +34,8 @@ Rows = npt.NDArray[np.int64]
 class InputBatch:
     """The records of one input, grouped by the keys of the batch."""
 
-    def __init__(self, records: pa.RecordBatch, order: Rows, starts: Rows) -> None:
-        self._records, self._order, self._starts = records, order, starts
+    def __init__(self, records: pa.RecordBatch, order: Rows, starts: Rows, times: Times | None = None) -> None:
+        self._records, self._order, self._starts, self._times = records, order, starts, times
 
     @cached_property
     def rows(self) -> pa.RecordBatch:
@@ -44,6 +46,23 @@ class InputBatch:
     def starts(self) -> Rows:
         """Where each key's records begin in `rows`."""
         return self._starts
+
+    @property
+    def timed(self) -> bool:
+        """Whether the records have event time."""
+        return self._times is not None
+
+    @cached_property
+    def times(self) -> npt.NDArray[np.datetime64]:
+        """The event times of the records, in the order of `rows`: `datetime64[us]`, NaT where there is none."""
+        return self.micros.view("datetime64[us]")
+
+    @cached_property
+    def micros(self) -> Times:
+        """The same as whole numbers of microseconds since 1970."""
+        if self._times is None:
+            return np.full(len(self._order), NULL_TIME, np.int64)
+        return self._times[self._order]
 
     def count(self) -> npt.NDArray[np.int64]:
         """The number of records of each key."""
@@ -116,8 +135,10 @@ class Batch:
         key_names: Sequence[str],
         outputs: Mapping[str, pa.Schema],
         epoch: int,
+        watermark: int = NULL_TIME,
     ) -> None:
         self._outputs = outputs
+        self._watermark = watermark
         self._key_names = tuple(key_names)
         self.inputs = dict(inputs)
         """The parts of the batch, by the name of the input."""
@@ -155,9 +176,24 @@ class Batch:
         return next(iter(self.inputs.values()))
 
     @property
+    def timed_input(self) -> bool:
+        """Whether any input has event time."""
+        return any(part.timed for part in self.inputs.values())
+
+    @property
+    def watermark(self) -> datetime | None:
+        """The watermark by which records were judged: that of the epoch before. None if there is none yet."""
+        return moment(self._watermark)
+
+    @property
     def rows(self) -> pa.RecordBatch:
         """The records, grouped by key."""
         return self._only.rows
+
+    @property
+    def times(self) -> npt.NDArray[np.datetime64]:
+        """The event times of the records, in the order of `rows`: `datetime64[us]`, NaT where there is none."""
+        return self._only.times
 
     @property
     def starts(self) -> Rows:
@@ -204,6 +240,29 @@ class Batch:
     def output_to(self, name: str, *columns: Any, **named: Any) -> To:
         """Productions of a named output, as `output` makes those of the unnamed one."""
         return To(name, _productions(output_of(self._outputs, name), columns, named))
+
+    def timed(self, productions: pa.RecordBatch | To, times: Any) -> Timed:
+        """Productions with event times of their own: `datetime64` or Arrow timestamps, one for each.
+
+        Without it, they have the newest event time of the batch. A time before the watermark is raised to it.
+        """
+        made = productions.value if isinstance(productions, To) else productions
+        if isinstance(times, (pa.Array, pa.ChunkedArray)):
+            stamps = times_of(times.combine_chunks() if isinstance(times, pa.ChunkedArray) else times)
+        else:
+            stamps = np.asarray(times, "datetime64[us]").view(np.int64)
+        if len(stamps) != made.num_rows:
+            raise UserError(f"{len(stamps)} times found, {made.num_rows} expected, one for each production")
+        return Timed(productions, stamps)
+
+
+class Timed:
+    """Productions with event times of their own. Made by `Batch.timed`."""
+
+    __slots__ = ("micros", "productions")
+
+    def __init__(self, productions: pa.RecordBatch | To, micros: Times) -> None:
+        self.productions, self.micros = productions, micros
 
 
 class To:

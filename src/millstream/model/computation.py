@@ -16,28 +16,46 @@ from bisect import bisect_right
 from collections import namedtuple
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from datetime import datetime
 from itertools import repeat
 from operator import itemgetter
 from typing import Any, ClassVar
 
+import numpy as np
 import pyarrow as pa
 
 from millstream.errors import UserError
 from millstream.model.arrays import python_values
-from millstream.model.batch import Batch, To, output_column, output_of
+from millstream.model.batch import Batch, Timed, To, output_column, output_of
 from millstream.model.state import BadState, BatchValue, RecordValue, Stored, Value, record_handle
+from millstream.model.times import NULL_TIME, Times, moment
 from millstream.model.types import format_schema, parse_schema
 
 
 class At:
-    """Where and when a record is processed: `at.key`, `at.epoch`, and `at.input`, the name of the step's input."""
+    """Where and when a record is processed: `at.key`, `at.epoch`, and `at.input`, the name of the step's input.
 
-    __slots__ = ("epoch", "input", "key")
+    `at.time` is the record's event time, `at.watermark` the watermark of the epoch before: datetimes, or None.
+    """
 
-    def __init__(self, epoch: int) -> None:
+    __slots__ = ("_watermark", "epoch", "input", "key", "micros")
+
+    def __init__(self, epoch: int, watermark: int = NULL_TIME) -> None:
         self.key: Any = None
         self.input = ""
         self.epoch = epoch
+        self.micros = NULL_TIME
+        self._watermark = watermark
+
+    @property
+    def time(self) -> datetime | None:
+        """The event time of the record; None if it has none."""
+        return moment(self.micros)
+
+    @property
+    def watermark(self) -> datetime | None:
+        """The watermark by which records are judged: that of the epoch before. None if there is none yet."""
+        return moment(self._watermark)
 
 
 class Computation:
@@ -151,9 +169,10 @@ class RecordFailure(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What a batch led to: productions by output, and the handles that know what changed."""
+    """What a batch led to: productions by output, their event times, and the handles that know what changed."""
 
     productions: dict[str, pa.RecordBatch]
+    times: dict[str, Times]
     handles: Mapping[str, BatchValue | RecordValue]
 
 
@@ -166,19 +185,19 @@ def run_batch(
         handles: dict[str, BatchValue | RecordValue] = {n: BatchValue(s, batch, stored(s)) for n, s in states.items()}
         vars(computation).update(handles)
         try:
-            productions = _collect_batches(computation.on_batch(batch), schemas)
+            productions, times = _collect_batches(computation.on_batch(batch), schemas, batch)
         except (Exception, SystemExit) as error:
             raise RecordFailure("", "", error) from error
     else:
         cells = {name: record_handle(state, batch, stored(state)) for name, state in states.items()}
         vars(computation).update(cells)
-        produced, ends = _apply_records(computation, batch, list(cells.values()))
+        produced, ends, stamps = _apply_records(computation, batch, list(cells.values()))
         try:
-            productions = _from_yields(produced, schemas)
+            productions, times = _from_yields(produced, schemas, stamps)
         except Exception as error:
             raise RecordFailure(_key_of_misfit(batch, produced, ends, schemas), "", error) from error
         handles = dict(cells)
-    return Outcome(productions, handles)
+    return Outcome(productions, times, handles)
 
 
 def changes_of(handle: BatchValue | RecordValue, batch: Batch) -> Any:
@@ -191,13 +210,17 @@ def changes_of(handle: BatchValue | RecordValue, batch: Batch) -> Any:
         raise RecordFailure("", "", error) from error
 
 
-def _apply_records(computation: Computation, batch: Batch, cells: list[RecordValue]) -> tuple[list[Any], list[int]]:
-    """All productions, and where those of each key end."""
+def _apply_records(
+    computation: Computation, batch: Batch, cells: list[RecordValue]
+) -> tuple[list[Any], list[int], list[int] | None]:
+    """All productions, where those of each key end, and if there is event time, the times of the productions."""
     keys = _keys(batch)
     parts = [(name, _rows_as_tuples(part.rows), part.starts.tolist()) for name, part in batch.inputs.items()]
     for _, records, bounds in parts:
         bounds.append(len(records))
-    on_record, at = computation.on_record, At(batch.epoch)
+    on_record, at = computation.on_record, At(batch.epoch, batch._watermark)
+    timed = [part.micros.tolist() for part in batch.inputs.values()] if batch.timed_input else []
+    stamps: list[int] = []
     produced: list[Any] = []
     ends: list[int] = []
     extend = produced.extend
@@ -210,25 +233,34 @@ def _apply_records(computation: Computation, batch: Batch, cells: list[RecordVal
             at.key = key
             for cell in cells:
                 cell.index = index
-            for at.input, records, bounds in parts:
-                for position in range(bounds[index], bounds[index + 1]):
-                    yielded = on_record(records[position], at)
-                    if yielded is not None:
-                        extend(yielded)
+            if timed:
+                for (at.input, records, bounds), times in zip(parts, timed, strict=True):
+                    for position in range(bounds[index], bounds[index + 1]):
+                        at.micros = times[position]
+                        yielded = on_record(records[position], at)
+                        if yielded is not None:
+                            extend(yielded)
+                            stamps += [at.micros] * (len(produced) - len(stamps))
+            else:
+                for at.input, records, bounds in parts:
+                    for position in range(bounds[index], bounds[index + 1]):
+                        yielded = on_record(records[position], at)
+                        if yielded is not None:
+                            extend(yielded)
             ends.append(len(produced))
     except (Exception, SystemExit) as error:
         raise RecordFailure(repr(keys[index]), repr(records[position]), error) from error
     finally:
         if collecting:
             gc.enable()
-    return produced, ends
+    return produced, ends, stamps if timed else None
 
 
 def _key_of_misfit(batch: Batch, produced: list[Any], ends: list[int], schemas: Mapping[str, pa.Schema]) -> str:
     """The key whose production is the first that does not fit."""
     for index, item in enumerate(produced):
         try:
-            _from_yields([item], schemas)
+            _from_yields([item], schemas, None)
         except Exception:
             return repr(_keys(batch)[bisect_right(ends, index)])
     return ""
@@ -246,11 +278,16 @@ def _rows_as_tuples(rows: pa.RecordBatch) -> list[Any]:
     return list(map(tuple.__new__, repeat(row_type), columns))  # as _make does, without a Python call per record
 
 
-def _collect_batches(yielded: Any, schemas: Mapping[str, pa.Schema]) -> dict[str, pa.RecordBatch]:
+def _collect_batches(
+    yielded: Any, schemas: Mapping[str, pa.Schema], given: Batch
+) -> tuple[dict[str, pa.RecordBatch], dict[str, Times]]:
     if yielded is None:
-        return {}
+        return {}, {}
     found: dict[str, list[pa.RecordBatch]] = {}
-    for item in [yielded] if isinstance(yielded, (pa.RecordBatch, To)) else yielded:
+    stamps: dict[str, list[Times]] = {}
+    for item in [yielded] if isinstance(yielded, (pa.RecordBatch, To, Timed)) else yielded:
+        times = item.micros if isinstance(item, Timed) else None
+        item = item.productions if isinstance(item, Timed) else item
         name, batch = (item.name, item.value) if isinstance(item, To) else ("", item)
         if not name and "" not in schemas:
             raise UserError("on_batch yielded productions, but the computation declares no output")
@@ -260,24 +297,40 @@ def _collect_batches(yielded: Any, schemas: Mapping[str, pa.Schema]) -> dict[str
             wanted = f"batch.output_to({name!r}, ...)" if name else "batch.output(...)"
             raise UserError(f"on_batch yielded {text}; yield {wanted} for {format_schema(schema)}")
         found.setdefault(name, []).append(batch)
-    return {name: pa.concat_batches(batches) for name, batches in found.items()}
+        if given.timed_input:
+            stamps.setdefault(name, []).append(_newest(given, batch.num_rows) if times is None else times)
+    productions = {name: pa.concat_batches(batches) for name, batches in found.items()}
+    return productions, {name: np.concatenate(parts) for name, parts in stamps.items()}
 
 
-def _from_yields(produced: list[Any], schemas: Mapping[str, pa.Schema]) -> dict[str, pa.RecordBatch]:
-    """What `on_record` yielded, by output."""
-    named = len(schemas) > ("" in schemas) or any(isinstance(item, To) for item in produced)
-    if not named:
-        return _from_rows(produced, "", schemas) if produced else {}
-    by_name: dict[str, list[Any]] = {}
-    for item in produced:
-        if isinstance(item, To):
-            by_name.setdefault(item.name, []).append(item.value)
-        else:
-            by_name.setdefault("", []).append(item)
-    return {name: batch for each, items in by_name.items() for name, batch in _from_rows(items, each, schemas).items()}
+def _newest(given: Batch, count: int) -> Times:
+    """The newest event time of a batch, for each of its productions."""
+    newest = max((int(part.micros.max(initial=NULL_TIME)) for part in given.inputs.values()), default=NULL_TIME)
+    return np.full(count, newest, np.int64)
 
 
-def _from_rows(produced: list[Any], name: str, schemas: Mapping[str, pa.Schema]) -> dict[str, pa.RecordBatch]:
+def _from_yields(
+    produced: list[Any], schemas: Mapping[str, pa.Schema], stamps: list[int] | None
+) -> tuple[dict[str, pa.RecordBatch], dict[str, Times]]:
+    """What `on_record` yielded, by output, and the event times of it, if there are any."""
+    if not produced:
+        return {}, {}
+    if To not in set(map(type, produced)):
+        times = {} if stamps is None else {"": np.array(stamps, np.int64)}
+        return {"": _from_rows(produced, "", schemas)}, times
+    by_name: dict[str, list[int]] = {}
+    for index, item in enumerate(produced):
+        by_name.setdefault(item.name if isinstance(item, To) else "", []).append(index)
+    productions, times = {}, {}
+    for name, indices in by_name.items():
+        items = [item.value if isinstance(item, To) else item for item in map(produced.__getitem__, indices)]
+        productions[name] = _from_rows(items, name, schemas)
+        if stamps is not None:
+            times[name] = np.array(stamps, np.int64)[indices]
+    return productions, times
+
+
+def _from_rows(produced: list[Any], name: str, schemas: Mapping[str, pa.Schema]) -> pa.RecordBatch:
     if not name and "" not in schemas:
         raise UserError(f"on_record yielded {produced[0]!r}, but the computation declares no output")
     schema = output_of(schemas, name) if name else schemas[""]
@@ -295,7 +348,7 @@ def _from_rows(produced: list[Any], name: str, schemas: Mapping[str, pa.Schema])
     arrays = []
     for index, field in enumerate(schema):
         arrays.append(output_column(field, list(map(itemgetter(index), produced))))
-    return {name: pa.RecordBatch.from_arrays(arrays, schema=schema)}
+    return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
 
 def _dict_as_tuple(item: dict[str, Any], schema: pa.Schema) -> tuple[Any, ...]:

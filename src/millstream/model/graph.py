@@ -21,9 +21,10 @@ import pyarrow as pa
 
 from millstream.errors import UserError
 from millstream.model.computation import Computation, declared_states, output_schemas
-from millstream.model.query import ONLY_INPUT, InputNode, Query, SinkNode, StepNode, check_name
+from millstream.model.query import ONLY_INPUT, InputNode, MapNode, Query, SinkNode, StepNode, check_name
 from millstream.model.sinks import Sink
 from millstream.model.state import Value
+from millstream.model.times import EventTime
 from millstream.model.types import check_key_type, format_schema, format_type
 
 
@@ -34,16 +35,21 @@ class Source:
     name: str
     index: int
     schema: pa.Schema
+    time: EventTime | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Input:
-    """What a step reads, with its schema. United streams are inputs of one name."""
+    """What a step reads, with its schema. United streams are inputs of one name.
+
+    `time` is the column that holds the event time, empty if it travels beside the columns, None if there is none.
+    """
 
     name: str
     stream: str
     schema: pa.Schema
     key: tuple[str, ...]
+    time: str | None = None
 
     @property
     def key_types(self) -> tuple[pa.DataType, ...]:
@@ -60,6 +66,12 @@ class Step:
     computation: Computation
     states: dict[str, Value]
     outputs: dict[str, pa.Schema]
+    late: str = "drop"
+
+    @property
+    def timed(self) -> bool:
+        """Whether any input has event time, so that the step has a watermark."""
+        return any(given.time is not None for given in self.inputs)
 
     @property
     def key(self) -> tuple[str, ...]:
@@ -111,6 +123,8 @@ class Graph:
     steps: tuple[Step, ...]
     maps: tuple[Map, ...]
     sinks: tuple[SinkNode, ...]
+    times: dict[str, str]
+    """For each stream with event time: the column that holds it, or nothing if it travels beside the columns."""
 
     @property
     def stored_streams(self) -> frozenset[str]:
@@ -127,11 +141,27 @@ class Graph:
         made = {step.stream(output): schema for step in self.steps for output, schema in step.outputs.items()}
         return made[stream] if stream in made else next(each.output for each in self.maps if each.name == stream)
 
+    def watermark_of(self, stream: str, marks: Mapping[str, int]) -> int:
+        """The watermark of a stream, from those of sources and steps: a map's is the least of its streams'."""
+        mapped = next((each for each in self.maps if each.name == stream), None)
+        if mapped is not None:
+            return min(self.watermark_of(each, marks) for each in mapped.streams)
+        return marks[stream.partition(".")[0]]
+
     def without_code(self) -> Graph:
         """The graph as workers need it: computations travel apart, and sinks stay with the driver."""
         steps = tuple(replace(step, computation=Computation()) for step in self.steps)
         maps = tuple(replace(each, fn=_no_code) for each in self.maps)
-        return replace(self, steps=steps, maps=maps, sinks=tuple(replace(sink, sink=Sink()) for sink in self.sinks))
+        sources = tuple(
+            replace(each, time=replace(each.time, stated=None) if each.time else None) for each in self.sources
+        )
+        return replace(
+            self,
+            sources=sources,
+            steps=steps,
+            maps=maps,
+            sinks=tuple(replace(sink, sink=Sink()) for sink in self.sinks),
+        )
 
     def describe(self) -> dict[str, Any]:
         """What stored state depends on, as JSON."""
@@ -150,7 +180,8 @@ def resolve(query: Query, schemas: Mapping[str, pa.Schema]) -> Graph:
         raise UserError(f"query {query.name!r} has no source")
     if not query.steps:
         raise UserError(f"query {query.name!r} has no step; add one with stream.key_by(...).compute(...)")
-    sources = tuple(Source(name, i, schemas[name]) for i, name in enumerate(query.sources))
+    sources = tuple(Source(name, i, schemas[name], node.time) for i, (name, node) in enumerate(query.sources.items()))
+    times = {source.name: _time_column(source) for source in sources if source.time is not None}
     streams = {source.name: source.schema for source in sources}
     levels = dict.fromkeys(streams, 0)
     steps: list[Step] = []
@@ -165,20 +196,26 @@ def resolve(query: Query, schemas: Mapping[str, pa.Schema]) -> Graph:
                 maps.append(Map(node.name, node.streams, node.fn, node.output))
                 streams[node.name] = node.output
                 levels[node.name] = max(levels[stream] for stream in node.streams)
+                _add_map_time(node, times)
                 waiting.remove(node)
 
     add_maps()
     for node in query.steps.values():
-        inputs = tuple(_input(node, given, streams) for given in node.inputs)
+        inputs = tuple(_input(node, given, streams, times) for given in node.inputs)
         _check_inputs(node.name, inputs)
         states = declared_states(type(node.computation))
         for state in states:
             check_name(f"step {node.name!r}: state", state)
         level = 1 + max(levels[given.stream] for given in inputs)
-        step = Step(node.name, level, inputs, node.computation, states, output_schemas(node.computation))
+        outputs = output_schemas(node.computation)
+        if node.late == "output":
+            outputs["late"] = _late_schema(node.name, inputs)
+        step = Step(node.name, level, inputs, node.computation, states, outputs, node.late)
         steps.append(step)
         for output, schema in step.outputs.items():
             streams[step.stream(output)], levels[step.stream(output)] = schema, level
+            if step.timed:
+                times[step.stream(output)] = ""
         add_maps()
     if waiting:
         silent = next(stream for stream in waiting[0].streams if stream not in streams)
@@ -191,14 +228,50 @@ def resolve(query: Query, schemas: Mapping[str, pa.Schema]) -> Graph:
             )
         if sink.input not in streams:
             raise UserError(f"sink {sink.name!r} receives step {sink.input!r}, which declares no output")
-    return Graph(query.name, sources, tuple(steps), tuple(maps), tuple(query.sinks.values()))
+    return Graph(query.name, sources, tuple(steps), tuple(maps), tuple(query.sinks.values()), times)
 
 
-def _input(node: StepNode, given: InputNode, streams: Mapping[str, pa.Schema]) -> Input:
+def _time_column(source: Source) -> str:
+    assert source.time is not None
+    column = source.time.column
+    if column not in source.schema.names:
+        names = ", ".join(source.schema.names)
+        raise UserError(f"source {source.name!r}: no column {column!r} for its event time; it has {names}")
+    if not pa.types.is_timestamp(source.schema.field(column).type):
+        found = format_type(source.schema.field(column).type)
+        raise UserError(f"source {source.name!r}: the event time {column!r} is {found}, expected TIMESTAMP")
+    return column
+
+
+def _add_map_time(node: MapNode, times: dict[str, str]) -> None:
+    """A map keeps the column that holds the event time; times that travel beside the columns it cannot lose."""
+    found = {times[stream] for stream in node.streams if stream in times}
+    if not found:
+        return
+    if len(found) > 1 or len([stream for stream in node.streams if stream in times]) != len(node.streams):
+        raise UserError(f"map {node.name!r}: its streams were united, but do not have their event time in one column")
+    [column] = found
+    if column and (column not in node.output.names or not pa.types.is_timestamp(node.output.field(column).type)):
+        raise UserError(f"map {node.name!r}: its output must keep {column!r}, a TIMESTAMP, which is the event time")
+    times[node.name] = column
+
+
+def _late_schema(step: str, inputs: tuple[Input, ...]) -> pa.Schema:
+    schemas = [given.schema for given in inputs]
+    if any(schema != schemas[0] for schema in schemas):
+        raise UserError(
+            f"step {step!r}: late='output' needs inputs of one schema; use late='process' and look at at.time"
+        )
+    if all(given.time is None for given in inputs):
+        raise UserError(f"step {step!r}: late='output', but no input has event time")
+    return schemas[0]
+
+
+def _input(node: StepNode, given: InputNode, streams: Mapping[str, pa.Schema], times: Mapping[str, str]) -> Input:
     if given.stream not in streams:
         raise UserError(f"step {node.name!r} reads {given.stream!r}, which declares no output")
     _check_key(node.name, given.key, streams[given.stream])
-    return Input(given.name, given.stream, streams[given.stream], given.key)
+    return Input(given.name, given.stream, streams[given.stream], given.key, times.get(given.stream))
 
 
 def _check_inputs(step: str, inputs: tuple[Input, ...]) -> None:

@@ -15,6 +15,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from datetime import datetime, timedelta
 from typing import Any
 
 import pyarrow as pa
@@ -23,6 +24,8 @@ from millstream.errors import UserError
 from millstream.model.computation import Computation, check_computation
 from millstream.model.explain import explain, to_dot, to_mermaid
 from millstream.model.sinks import Sink
+from millstream.model.times import EventTime
+from millstream.model.times import event_time as event_time_of
 from millstream.model.types import parse_schema
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_\-]{0,99}\Z")
@@ -35,7 +38,11 @@ class SourceNode:
     name: str
     origin: Any
     unbounded: bool = False
+    time: EventTime | None = None
 
+
+LATE = ("drop", "process", "output")
+"""What a step may do with late records."""
 
 ONLY_INPUT = "input"
 """What the input of a step is called that has just one."""
@@ -57,6 +64,7 @@ class StepNode:
     name: str
     inputs: tuple[InputNode, ...]
     computation: Computation
+    late: str = "drop"
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,22 +114,43 @@ class Query:
         edges += [f"{sink.input} -> [{sink.name}]" for sink in self.sinks.values()]
         return f"Query({self.name!r}): {', '.join(edges) or 'empty'}"
 
-    def source(self, name: str, frame: Any, *, unbounded: bool = False) -> Stream:
+    def source(
+        self,
+        name: str,
+        frame: Any,
+        *,
+        event_time: str | None = None,
+        lateness: str | timedelta | None = None,
+        percentile: float | None = None,
+        watermark: Callable[[], datetime | None] | None = None,
+        idle_after: str | timedelta = "1 minute",
+        max_ahead: str | timedelta = "1 hour",
+        unbounded: bool = False,
+    ) -> Stream:
         """Adds a source: a streaming DataFrame, or a function of a reader, `lambda read: read.format(...).load()`.
 
         A frame that would read its whole backlog in one epoch is refused at the start unless `unbounded` is true;
         a function's reader has default limits, which its own options override.
+
+        `event_time` names a timestamp column. The source's watermark then follows its records: `lateness` behind the
+        newest of them; or, with a `percentile` such as 0.99, as far as that share of an epoch's records is not late;
+        or it is stated by the function `watermark`, which the driver calls before each epoch, and which returns a
+        datetime, or None for "no news". A source that is silent for `idle_after` does not hold others back. A time more
+        than `max_ahead` ahead of the driver's clock does not move the watermark.
         """
+        time = event_time_of(name, event_time, lateness, percentile, idle_after, max_ahead, watermark)
         self._take("source", name)
-        self.sources[name] = SourceNode(name, frame, unbounded)
+        self.sources[name] = SourceNode(name, frame, unbounded, time)
         return Stream(self, (name,))
 
-    def compute(self, name: str, computation: type[Computation] | Computation, **inputs: KeyedStream) -> Stream:
+    def compute(
+        self, name: str, computation: type[Computation] | Computation, *, late: str = "drop", **inputs: KeyedStream
+    ) -> Stream:
         """Adds a step with several named inputs, each with its own key; returns the stream of its productions.
 
         The keys must have the same types: equal keys of all inputs meet. In `on_record`, `at.input` says where a
         record is from; in `on_batch`, `batch.input("name")` is the part of one input. Within an epoch, records of a
-        key are applied input by input, in the order given here.
+        key are applied input by input, in the order given here. For `late`, see `KeyedStream.compute`.
 
         >>> from millstream.model.computation import Computation
         >>> class Join(Computation):
@@ -142,17 +171,21 @@ class Query:
             if keyed.query is not self:
                 raise UserError(f"step {name!r}: input {given!r} is a stream of another query")
             nodes += [InputNode(given, stream, keyed.key) for stream in keyed.streams]
-        return self._add_step(name, tuple(nodes), computation)
+        return self._add_step(name, tuple(nodes), computation, late)
 
     def _add_step(
-        self, name: str, inputs: tuple[InputNode, ...], computation: type[Computation] | Computation
+        self, name: str, inputs: tuple[InputNode, ...], computation: type[Computation] | Computation, late: str
     ) -> Stream:
+        if late not in LATE:
+            raise UserError(f"step {name!r}: late={late!r}; give one of {', '.join(map(repr, LATE))}")
         self._take("step", name)
         try:
             checked = check_computation(computation)
         except UserError as error:
             raise UserError(f"step {name!r}: {error}") from error
-        self.steps[name] = StepNode(name, inputs, checked)
+        if late == "output" and "late" in checked.outputs:
+            raise UserError(f"step {name!r}: late='output' makes an output 'late', and the computation declares one")
+        self.steps[name] = StepNode(name, inputs, checked, late)
         return Stream(self, (name,))
 
     def explain(self) -> str:
@@ -196,7 +229,7 @@ class Stream:
         step = self.query.steps.get(self.streams[0]) if len(self.streams) == 1 else None
         if step is None:
             raise UserError(f"{self.name!r} has no named outputs; ask the stream that compute() returned")
-        if name not in step.computation.outputs:
+        if name not in step.computation.outputs and (name, step.late) != ("late", "output"):
             known = ", ".join(step.computation.outputs) or "none"
             raise UserError(f"step {step.name!r} has no output {name!r}; it declares {known}")
         return Stream(self.query, (f"{step.name}.{name}",))
@@ -268,13 +301,15 @@ class KeyedStream:
     streams: tuple[str, ...]
     key: tuple[str, ...]
 
-    def compute(self, name: str, computation: type[Computation] | Computation) -> Stream:
+    def compute(self, name: str, computation: type[Computation] | Computation, *, late: str = "drop") -> Stream:
         """Adds a step that runs a computation on every key; returns the stream of its productions.
 
-        `computation` is a class that needs no arguments, or an instance.
+        `computation` is a class that needs no arguments, or an instance. `late` says what becomes of records that are
+        older than the watermark of the epoch before, or have no event time: "drop" counts and drops them, "process"
+        treats them like others, and "output" sends them to the output `late`, unseen by the computation.
         """
         inputs = tuple(InputNode(ONLY_INPUT, stream, self.key) for stream in self.streams)
-        return self.query._add_step(name, inputs, computation)
+        return self.query._add_step(name, inputs, computation, late)
 
 
 def check_name(what: str, name: object) -> None:

@@ -21,6 +21,7 @@ from typing import Any, NewType
 from millstream.errors import InvariantViolation, UserError
 from millstream.protocol.manifest import Edit, Manifest, SegmentRef
 from millstream.protocol.routing import RoutingTable
+from millstream.protocol.time import END_OF_TIME, NO_TIME, SourceClock
 
 Epoch = NewType("Epoch", int)
 Attempt = NewType("Attempt", int)
@@ -43,7 +44,11 @@ class Claim:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What an attempt of an epoch runs. `graph` and `tables` are given only when they change."""
+    """What an attempt of an epoch runs. `graph` and `tables` are given only when they change.
+
+    `clock_ms` never goes back. `idle` are the sources that hold no watermark back in this epoch, and `stated` the
+    watermarks that come from elsewhere than the records.
+    """
 
     epoch: Epoch
     attempt: Attempt
@@ -54,6 +59,8 @@ class Plan:
     graph: dict[str, Any] | None = None
     tables: dict[str, RoutingTable] = field(default_factory=dict)
     edits: tuple[Edit, ...] = ()
+    idle: tuple[str, ...] = ()
+    stated: dict[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +88,8 @@ class Output:
 class Commit:
     """The one entry that makes an epoch real. Epochs before `oldest` are given up: their objects may be deleted.
 
-    `edits` are of segments that the epoch's own writes took up; those of compactions are in the plan.
+    `edits` are of segments that the epoch's own writes took up; those of compactions are in the plan. `clocks` are of
+    the sources and `watermarks` of the steps, after the epoch; `late` counts its late records.
     """
 
     epoch: Epoch
@@ -91,6 +99,9 @@ class Commit:
     outputs: tuple[Output, ...]
     records: dict[str, int]
     oldest: Epoch
+    clocks: dict[str, SourceClock] = field(default_factory=dict)
+    watermarks: dict[str, int] = field(default_factory=dict)
+    late: dict[str, int] = field(default_factory=dict)
 
 
 Entry = Claim | Plan | Abort | Commit
@@ -132,6 +143,10 @@ class History:
     recent: dict[Epoch, Committed] = field(default_factory=dict)
     attempts: int = 0
     plan: Plan | None = None
+    clock_ms: int = 0
+    clocks: dict[str, SourceClock] = field(default_factory=dict)
+    watermarks: dict[str, int] = field(default_factory=dict)
+    late: dict[str, int] = field(default_factory=dict)
 
     def after(self, entry: Entry) -> History:
         """The history with one more entry."""
@@ -148,6 +163,8 @@ class History:
                     raise InvariantViolation(
                         f"plan {entry.epoch}.{entry.attempt} found, {self.epoch + 1}.{self.attempts} expected"
                     )
+                if entry.clock_ms < self.clock_ms:
+                    raise InvariantViolation(f"the clock of a plan goes back from {self.clock_ms} to {entry.clock_ms}")
                 return replace(self, plan=entry, attempts=self.attempts + 1)
             case Abort():
                 self._ends_plan(entry)
@@ -163,6 +180,9 @@ class History:
     def _committed(self, plan: Plan, commit: Commit) -> History:
         if not self.oldest <= commit.oldest <= commit.epoch:
             raise InvariantViolation(f"epoch {commit.epoch} gives up epochs before {commit.oldest}, not {self.oldest}")
+        for name, mark in commit.watermarks.items():
+            if mark < self.watermarks.get(name, NO_TIME):
+                raise InvariantViolation(f"the watermark of {name} goes back from {self.watermarks[name]} to {mark}")
         manifest, dropped = self.manifest.edited((*plan.edits, *commit.edits))
         released = {name: at for name, at in self.released.items() if at > commit.oldest}
         released.update(dict.fromkeys(dropped, commit.epoch))
@@ -180,6 +200,10 @@ class History:
             recent=recent,
             attempts=0,
             plan=None,
+            clock_ms=plan.clock_ms,
+            clocks={**self.clocks, **commit.clocks},
+            watermarks={**self.watermarks, **commit.watermarks},
+            late={name: self.late.get(name, 0) + commit.late.get(name, 0) for name in {**self.late, **commit.late}},
         )
 
 
@@ -275,6 +299,7 @@ class Report:
 
     `receipts` maps each producer task that this slot consumed to the digest of all that the producer sent out.
     `failure` is user code that raised, `damage` an object that cannot be used, `trouble` what may pass by itself.
+    `clocks` (of sources, from level 1 only) and `watermarks` (of the level's steps) are as this slot sees them.
     """
 
     slot: int
@@ -288,6 +313,9 @@ class Report:
     trouble: str | None = None
     timings_ms: dict[str, float] = field(default_factory=dict)
     level: int = 1
+    clocks: dict[str, SourceClock] = field(default_factory=dict)
+    watermarks: dict[str, int] = field(default_factory=dict)
+    late: dict[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -298,6 +326,9 @@ class Accept:
     edits: tuple[Edit, ...]
     outputs: tuple[Output, ...]
     records: dict[str, int]
+    clocks: dict[str, SourceClock] = field(default_factory=dict)
+    watermarks: dict[str, int] = field(default_factory=dict)
+    late: dict[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -339,14 +370,23 @@ def judge(slot_count: int, producers: int, reports: Sequence[Report], levels: in
         if mixed:
             return Reject(mixed)
     records: dict[str, int] = {}
+    late: dict[str, int] = {}
+    watermarks: dict[str, int] = {}
     for report in ordered:
         for step, count in report.records.items():
             records[step] = records.get(step, 0) + count
+        for step, count in report.late.items():
+            late[step] = late.get(step, 0) + count
+        for step, mark in report.watermarks.items():
+            watermarks[step] = min(mark, watermarks.get(step, END_OF_TIME))
     return Accept(
         tuple(ref for report in ordered for ref in report.added),
         tuple(edit for report in ordered for edit in report.edits),
         tuple(ref for report in ordered for ref in report.outputs),
         records,
+        ordered[0].clocks,
+        watermarks,
+        {step: count for step, count in late.items() if count},
     )
 
 

@@ -325,6 +325,10 @@ def _encode_history(history: History) -> bytes:
         "released": history.released,
         "recent": history.recent,
         "attempts": history.attempts,
+        "clock_ms": history.clock_ms,
+        "clocks": history.clocks,
+        "watermarks": history.watermarks,
+        "late": history.late,
     }
     return msgspec.json.encode(flat)
 

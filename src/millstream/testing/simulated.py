@@ -5,6 +5,7 @@ Rules
 - It runs the code of `engine`, `store`, `protocol` and `model` that Spark runs; only the executor differs.
 - An epoch is a list of records per source and per map task, given by the test. Feeding the same epoch again is a
   replay, as Spark does after a crash.
+- Time stands still unless the test moves it: `advance_clock`, `advance_watermark`.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from __future__ import annotations
 import copy
 import pickle
 from collections.abc import Callable, Mapping, Sequence
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pyarrow as pa
@@ -22,14 +24,17 @@ from millstream.engine.host import host
 from millstream.engine.route import route
 from millstream.engine.spec import EpochTask, SlotTask, Spec
 from millstream.engine.state import read_state
+from millstream.errors import UserError
 from millstream.model.arrays import array_from
 from millstream.model.computation import Computation
 from millstream.model.graph import resolve
 from millstream.model.query import Query, SinkNode
+from millstream.model.times import micros, micros_of, moment
 from millstream.model.types import parse_schema
 from millstream.protocol.compaction import Job
 from millstream.protocol.epochs import Epoch, Output, Report
 from millstream.protocol.manifest import Edit
+from millstream.protocol.time import NO_TIME
 from millstream.store.journal import Journal, digest_of, history_at
 from millstream.store.merge import merge
 from millstream.store.names import Maker
@@ -102,8 +107,11 @@ class Simulated:
         map_tasks: int = 2,
         observe: Observer | None = None,
         background: bool = False,
+        now: datetime = datetime(2026, 1, 1, tzinfo=UTC),
         **options: Any,
     ) -> None:
+        self.now = now
+        self._stated: dict[str, int] = {}
         self.query, self.store = query, store if store is not None else open_store("memory://")
         graph = resolve(query, {name: parse_schema(ddl) for name, ddl in schemas.items()})
         spec = LocalSpec(graph, "", self.store.uri, {}, {})
@@ -112,8 +120,18 @@ class Simulated:
         self.deliveries: list[tuple[str, int]] = []
         executor = InProcess(spec, self.store, map_tasks)
         self.driver = Driver(
-            graph, Journal.open(self.store), {}, executor, self, Options(**options), observe, background
+            graph,
+            Journal.open(self.store),
+            {},
+            executor,
+            self,
+            Options(**options),
+            observe,
+            background,
+            lambda: micros(self.now) // 1000,
         )
+        stated = self.driver.stated
+        self.driver.stated = lambda: {**stated(), **self._stated}  # type: ignore[method-assign]
         self.driver.check_graph()
         self.driver.claim()
 
@@ -134,6 +152,33 @@ class Simulated:
         number = Epoch(self.epoch + 1 if epoch is None else epoch)
         offsets = digest_of(repr(sorted(records.items())).encode())
         self.driver.run_epoch(number, "simulated", offsets, records)
+
+    def advance_clock(self, by: str | timedelta) -> None:
+        """Moves the driver's clock, and runs an epoch without records."""
+        self.now += timedelta(microseconds=micros_of(by, "by"))
+        self.feed()
+
+    def advance_watermark(self, to: datetime, source: str | None = None) -> None:
+        """States the watermark of a source (the only one with event time, unless named), and runs an epoch."""
+        timed = [each.name for each in self.graph.sources if each.time is not None]
+        if source is None and len(timed) != 1:
+            raise UserError(f"say which source: {', '.join(timed) or 'none has event time'}")
+        self._stated = {source or timed[0]: micros(to)}
+        try:
+            self.feed()
+        finally:
+            self._stated = {}
+
+    def watermark(self, step: str) -> datetime | None:
+        """The watermark of a step, or of a source."""
+        history = self.driver.journal.history
+        if step in history.clocks:
+            return moment(history.clocks[step].watermark)
+        return moment(history.watermarks.get(step, NO_TIME))
+
+    def late(self, step: str) -> int:
+        """How many records were too late for a step so far."""
+        return self.driver.journal.history.late.get(step, 0)
 
     def outputs(self, sink: str) -> list[tuple[Any, ...]]:
         """All productions that reached a sink, epoch by epoch."""
