@@ -13,16 +13,19 @@ from millstream.errors import (
     StoreUnavailable,
     UserError,
 )
-from millstream.model.batch import Batch, InputBatch, to
+from millstream.model.batch import Batch, InputBatch, TimerBatch, to
 from millstream.model.computation import At, Computation
 from millstream.model.query import KeyedStream, Stream
 from millstream.model.sinks import ForeachBatch, Memory, Parquet
 from millstream.model.state import Value
+from millstream.model.timers import EVENT_TIME, WALL_TIME, Timer
 from millstream.spark.session import session
 
 __version__ = "0.1.0"
 
 __all__ = [
+    "EVENT_TIME",
+    "WALL_TIME",
     "At",
     "Batch",
     "Computation",
@@ -43,6 +46,8 @@ __all__ = [
     "StepError",
     "StoreUnavailable",
     "Stream",
+    "Timer",
+    "TimerBatch",
     "UserError",
     "Value",
     "session",

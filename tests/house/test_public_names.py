@@ -7,6 +7,8 @@ import pytest
 import millstream
 
 PUBLIC = [
+    "EVENT_TIME",
+    "WALL_TIME",
     "At",
     "Batch",
     "Computation",
@@ -27,6 +29,8 @@ PUBLIC = [
     "StepError",
     "StoreUnavailable",
     "Stream",
+    "Timer",
+    "TimerBatch",
     "UserError",
     "Value",
     "session",

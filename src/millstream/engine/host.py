@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -39,12 +39,14 @@ from millstream.model.computation import Outcome, RecordFailure, changes_of, run
 from millstream.model.graph import Input as GraphInput
 from millstream.model.graph import Step
 from millstream.model.state import Value
+from millstream.model.timers import EVENT_TIME, TAG, BatchTimer, Due, RecordTimer, Timer
 from millstream.model.times import NULL_TIME, Times, times_of
 from millstream.protocol.epochs import Damage, Output, Report
 from millstream.protocol.keyspace import Hashes, Range
 from millstream.protocol.manifest import Edit, Family, Input, Piece, SegmentRef
 from millstream.protocol.time import END_OF_TIME, NO_TIME, SourceClock, advanced, seen_together, step_watermark
 from millstream.store import names
+from millstream.store.due import DueTimers, due_between
 from millstream.store.journal import digest_of
 from millstream.store.keys import KeyColumns, Mask, Rows, arrange
 from millstream.store.lookup import Found, locate
@@ -148,14 +150,15 @@ def _run_level(
     for step in spec.graph.steps:
         if step.level != hosted.level:
             continue
-        grouped, late = lanes.grouped(step)
+        run = _StepRun(spec, task, mine, step, pieces, store, done)
+        due = run.due(hosted.watermarks)
+        grouped, late = lanes.grouped(step, due)
         done.records[step.name] = 0 if grouped is None else grouped.count
         done.late[step.name] = 0 if late is None else late.num_rows
-        run = _StepRun(spec, task, mine, step, pieces, store, done)
         made = {} if late is None or step.late != "output" else {step.stream("late"): late}
         try:
             if grouped is not None:
-                made.update(run.apply(grouped))
+                made.update(run.apply(grouped, hosted.watermarks))
             streams = derive(spec, made)
         except RecordFailure as error:
             return replace(report, failure=failure_of(step.name, error.key, error.record, error.cause))
@@ -189,12 +192,16 @@ class _Done:
 
 @dataclass(frozen=True, slots=True)
 class _Grouped:
-    """The records of a step's inputs by key; `hashes` and `keys` are those of the distinct keys."""
+    """The records of a step's inputs by key; `hashes` and `keys` are those of the distinct keys.
+
+    `due` are the step's timers that are due, by name of the timer. Their keys need not have records.
+    """
 
     inputs: dict[str, InputBatch]
     hashes: Hashes
     keys: KeyColumns
     count: int
+    due: dict[str, Due]
 
 
 class _Lanes:
@@ -207,16 +214,20 @@ class _Lanes:
             self._parts.setdefault(part.lane, []).append(part)
         self._known: dict[Any, tuple[_Grouped | None, pa.RecordBatch | None]] = {}
 
-    def grouped(self, step: Step) -> tuple[_Grouped | None, pa.RecordBatch | None]:
-        """The records for a step, None if there are none; and those that are late and not for the computation."""
+    def grouped(self, step: Step, due: Mapping[str, DueTimers]) -> tuple[_Grouped | None, pa.RecordBatch | None]:
+        """The records and due timers for a step, None if there are none; and the late records it is not to see."""
         lanes = self._task.readers[step.name]
         cut = self._task.before.get(step.name, NO_TIME)
+        if due:
+            return self._group(step, lanes, cut, due)
         known = (lanes, tuple(given.name for given in step.inputs), cut, step.late)
         if known not in self._known:
-            self._known[known] = self._group(step, lanes, cut)
+            self._known[known] = self._group(step, lanes, cut, {})
         return self._known[known]
 
-    def _group(self, step: Step, lanes: tuple[int, ...], cut: int) -> tuple[_Grouped | None, pa.RecordBatch | None]:
+    def _group(
+        self, step: Step, lanes: tuple[int, ...], cut: int, due: Mapping[str, DueTimers]
+    ) -> tuple[_Grouped | None, pa.RecordBatch | None]:
         inputs: dict[str, list[_Timed]] = {given.name: [] for given in step.inputs}
         late: list[pa.RecordBatch] = []
         for given, lane in zip(step.inputs, lanes, strict=True):
@@ -227,7 +238,7 @@ class _Lanes:
                     late += dropped
                 if found.keyed.num_rows:
                     inputs[given.name].append(found)
-        grouped = _by_key(step, inputs) if any(inputs.values()) else None
+        grouped = _by_key(step, inputs, due) if due or any(inputs.values()) else None
         return grouped, pa.concat_batches(late) if late else None
 
 
@@ -272,14 +283,17 @@ def without_times(records: pa.RecordBatch) -> pa.RecordBatch:
     return records.drop_columns([TIME_COLUMN]) if TIME_COLUMN in records.schema.names else records
 
 
-def _by_key(step: Step, inputs: Mapping[str, list[_Timed]]) -> _Grouped:
-    """Groups the records of all inputs by key: a stable sort of all of them, cut apart again by input."""
+def _by_key(step: Step, inputs: Mapping[str, list[_Timed]], due: Mapping[str, DueTimers]) -> _Grouped:
+    """Groups the records of all inputs, and due timers, by key: a stable sort of all of them, cut apart again."""
     keyed: dict[str, _Timed] = {}
     hashes, columns = [], []
     for given in {each.name: each for each in step.inputs}.values():
         keyed[given.name] = found = _joined(given, inputs[given.name])
         hashes.append(found.keyed.column(0).to_numpy())
         columns.append([found.keyed.column(name) for name in given.key])
+    for waiting in due.values():
+        hashes.append(waiting.hashes)
+        columns.append(list(waiting.key_columns))
     all_hashes: Hashes = hashes[0] if len(hashes) == 1 else np.concatenate(hashes)
     joined = columns[0] if len(columns) == 1 else [pa.concat_arrays(list(same)) for same in zip(*columns, strict=True)]
     keys = KeyColumns.canonical(joined)
@@ -289,13 +303,23 @@ def _by_key(step: Step, inputs: Mapping[str, list[_Timed]]) -> _Grouped:
     begin = 0
     for name, found in keyed.items():
         records, end = found.keyed.remove_column(0), begin + found.keyed.num_rows
-        if len(keyed) == 1:
+        if len(keyed) == 1 and not due:
             parts[name] = InputBatch(records, order, starts, found.times)
         else:
             mine = (order >= begin) & (order < end)
             parts[name] = InputBatch(records, order[mine] - begin, _count_before(mine, starts), found.times)
         begin = end
-    return _Grouped(parts, all_hashes[firsts], keys.take(firsts), len(order))
+    count = begin
+    timers: dict[str, Due] = {}
+    place = np.empty(len(order), np.int64)
+    place[order] = np.repeat(np.arange(len(starts)), np.diff(starts, append=len(order)))
+    for name, waiting in due.items():
+        end = begin + len(waiting.hashes)
+        fields = waiting.timers.flatten()
+        payloads = fields[1] if len(fields) > 1 else None
+        timers[name] = Due(place[begin:end], waiting.tags, fields[0].to_numpy(), payloads)
+        begin = end
+    return _Grouped(parts, all_hashes[firsts], keys.take(firsts), count, timers)
 
 
 def _joined(given: GraphInput, found: list[_Timed]) -> _Timed:
@@ -303,7 +327,7 @@ def _joined(given: GraphInput, found: list[_Timed]) -> _Timed:
     if len(found) == 1:
         return found[0]
     none = pa.RecordBatch.from_pylist([], given.schema.insert(0, pa.field(HASH_COLUMN, pa.uint64())))
-    times = None
+    times = np.empty(0, np.int64) if given.time is not None else None
     if any(each.times is not None for each in found):
         untimed = [np.full(each.keyed.num_rows, NULL_TIME) if each.times is None else each.times for each in found]
         times = np.concatenate(untimed)
@@ -339,13 +363,39 @@ class _StepRun:
             done,
         )
 
-    def apply(self, grouped: _Grouped) -> dict[str, pa.RecordBatch]:
-        """Runs the step over its records; the productions by stream."""
+    def _bounds(self, timer: Timer, marks: Mapping[str, int]) -> tuple[int, int]:
+        """The time that a timer's kind had reached before the epoch, and has reached with it."""
+        if timer.kind == EVENT_TIME:
+            return self.task.before[self.step.name], marks[self.step.name]
+        return self.task.clock_before_ms * 1000, self.task.clock_ms * 1000
+
+    def due(self, marks: Mapping[str, int]) -> dict[str, DueTimers]:
+        """The timers of the step that are due."""
+        found = {}
+        for name, timer in self.step.timers.items():
+            after, until = self._bounds(timer, marks)
+            pieces = self.pieces.get(Family(self.step.name, name), [])
+            waiting = due_between(self.store, CACHE, pieces, timer.arrow_type, after, until)
+            if waiting is not None:
+                found[name] = waiting
+        return found
+
+    def apply(self, grouped: _Grouped, marks: Mapping[str, int]) -> dict[str, pa.RecordBatch]:
+        """Runs the step over its records and due timers; the productions by stream."""
         hashes, keys = grouped.hashes, grouped.keys
         before = self.task.before.get(self.step.name, NO_TIME)
         batch = Batch(grouped.inputs, keys.columns, self.step.key, self.step.outputs, self.task.epoch, before)
-        outcome = self._run(batch, hashes, keys)
+        timers: dict[str, RecordTimer | BatchTimer] = {}
+        for name, timer in self.step.timers.items():
+            limit, look = self._bounds(timer, marks)[1], self._look(timer, hashes, keys)
+            if self.step.vectorised:
+                timers[name] = BatchTimer(timer, batch, limit, look, grouped.due.get(name))
+            else:
+                timers[name] = RecordTimer(timer, limit, look)
+        outcome = self._run(batch, hashes, keys, timers, grouped.due)
         self._write_state(batch, outcome, hashes, keys)
+        for handle in timers.values():
+            self._write_timers(handle, hashes, keys)
         made = {}
         for output, productions in outcome.productions.items():
             if output in outcome.times:
@@ -354,7 +404,38 @@ class _StepRun:
             made[self.step.stream(output)] = productions
         return made
 
-    def _run(self, batch: Batch, hashes: Hashes, keys: KeyColumns) -> Outcome:
+    def _look(self, timer: Timer, hashes: Hashes, keys: KeyColumns) -> Callable[[str], list[tuple[int, Any] | None]]:
+        """Finds the timers of a tag, of all keys of the batch at once."""
+
+        def look(tag: str) -> list[tuple[int, Any] | None]:
+            tagged = KeyColumns.canonical([*keys.columns, pa.repeat(pa.scalar(tag, TAG), len(hashes))])
+            pieces = self.pieces.get(Family(self.step.name, timer.name), [])
+            found = locate(self.store, CACHE, pieces, hashes, tagged).arrow(timer.arrow_type).to_pylist()
+            return [None if each is None else (each["time"], each.get("payload")) for each in found]
+
+        return look
+
+    def _write_timers(self, timer: RecordTimer | BatchTimer, hashes: Hashes, keys: KeyColumns) -> None:
+        try:
+            changes = timer.changes()
+        except Exception as error:
+            raise RecordFailure("", "", error) from error
+        if changes is None:
+            return
+        found = hashes[changes.places]
+        tagged = KeyColumns.canonical([*keys.take(changes.places).columns, changes.tags])
+        order, _ = arrange(found, tagged)
+        rows = StateRows(found[order], tagged.take(order), changes.timers.take(pa.array(order)), changes.gone[order])
+        self._write_rows(Family(self.step.name, timer.declared.name), rows, timers=True)
+
+    def _run(
+        self,
+        batch: Batch,
+        hashes: Hashes,
+        keys: KeyColumns,
+        timers: Mapping[str, RecordTimer | BatchTimer],
+        due: Mapping[str, Due],
+    ) -> Outcome:
         computation = self.spec.new_computation(self.step.name)
         try:
             computation.setup()
@@ -369,7 +450,7 @@ class _StepRun:
             return lookups[-1]
 
         try:
-            outcome = run_batch(computation, self.step.states, batch, stored)
+            outcome = run_batch(computation, self.step.states, batch, stored, timers, due)
         except RecordFailure:
             with contextlib.suppress(Exception):  # the first failure is the one to report
                 computation.close()
@@ -390,7 +471,6 @@ class _StepRun:
                 raise lookup.trouble
 
     def _write_state(self, batch: Batch, outcome: Outcome, hashes: Hashes, keys: KeyColumns) -> None:
-        owned = self.mine.owned[self.step.name]
         for name, handle in outcome.handles.items():
             changes = changes_of(handle, batch)
             if changes is None:
@@ -400,29 +480,33 @@ class _StepRun:
             if not changed.all():
                 at = np.flatnonzero(changed)
                 rows = StateRows(hashes[at], keys.take(at), values.take(pa.array(at)), gone[at])
-            family = Family(self.step.name, name)
-            pieces = self.pieces.get(family, [])
-            taken = self._taken_up(pieces, len(rows.hashes), owned)
-            if taken:
-                bottom = len(taken) == len(pieces)
-                rows = newest_rows(self.store, CACHE, taken, owned[0], drop_dead=bottom, newer=rows)
-            refs = write_segments(
-                self.store,
-                family,
-                self.task.maker,
-                self.mine.slot,
-                self.task.epoch,
-                owned,
-                rows.hashes,
-                rows.keys,
-                rows.values,
-                rows.dead,
-            )
-            if taken:
-                inputs = tuple(Input(piece.segment.name, piece.ranges) for piece in taken)
-                self.done.edits.append(Edit(family, owned[0], inputs, tuple(refs)))
-            else:
-                self.done.added += refs
+            self._write_rows(Family(self.step.name, name), rows)
+
+    def _write_rows(self, family: Family, rows: StateRows, timers: bool = False) -> None:
+        owned = self.mine.owned[self.step.name]
+        pieces = self.pieces.get(family, [])
+        taken = self._taken_up(pieces, len(rows.hashes), owned)
+        if taken:
+            bottom = len(taken) == len(pieces)
+            rows = newest_rows(self.store, CACHE, taken, owned[0], drop_dead=bottom, newer=rows)
+        refs = write_segments(
+            self.store,
+            family,
+            self.task.maker,
+            self.mine.slot,
+            self.task.epoch,
+            owned,
+            rows.hashes,
+            rows.keys,
+            rows.values,
+            rows.dead,
+            timers,
+        )
+        if taken:
+            inputs = tuple(Input(piece.segment.name, piece.ranges) for piece in taken)
+            self.done.edits.append(Edit(family, owned[0], inputs, tuple(refs)))
+        else:
+            self.done.added += refs
 
     def _taken_up(self, pieces: list[Piece], written: int, owned: tuple[Range, ...]) -> list[Piece]:
         """The newest pieces that are together at most `TAKE_UP` times as large as what is written."""

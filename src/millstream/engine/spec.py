@@ -121,6 +121,8 @@ class EpochTask:
     """The watermark of each step before the epoch."""
     idle: tuple[str, ...] = ()
     stated: dict[str, int] = field(default_factory=dict)
+    clock_before_ms: int = 0
+    """The clock of the last committed epoch's plan."""
 
     @property
     def depth(self) -> int:
@@ -164,6 +166,7 @@ def epoch_task(
         {step.name: history.watermarks.get(step.name, NO_TIME) for step in graph.steps if step.timed},
         plan.idle,
         plan.stated,
+        history.clock_ms,
     )
 
 
@@ -201,7 +204,7 @@ def slot_tasks(
         pieces = [
             (step.name, state, manifest.pieces(Family(step.name, state), owned[step.name]))
             for step in graph.steps
-            for state in step.states
+            for state in step.families
         ]
         mine = frozenset(piece.segment.name for _, _, found in pieces for piece in found)
         tasks.append(SlotTask(slot, owned, pieces, busy & mine))

@@ -103,7 +103,7 @@ class Upkeep:
         jobs: list[tuple[Job, Maker, int]] = []
         for step in self._graph.steps:
             for slot, owned in history.tables[step.name].ranges.items():
-                for state in step.states:
+                for state in step.families:
                     job = choose(manifest, Family(step.name, state), owned, self._budget)
                     if job is not None:
                         jobs.append((job, Maker(history.generation, history.epoch, "c", self._next_number), slot))

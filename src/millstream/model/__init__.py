@@ -5,6 +5,8 @@
 | `types` | Spark's DDL types as Arrow types |
 | `arrays` | strict conversion of what users give to Arrow arrays of a type |
 | `state` | declared state, and how a computation reads and writes it |
+| `times` | durations, and what is said of a source's event time |
+| `timers` | declared timers, and the order in which they fire |
 | `batch` | the records of one slot and epoch, grouped by key |
 | `computation` | the base class of user code; `on_record` on top of `on_batch` |
 | `sinks` | where productions go, as data |

@@ -48,6 +48,11 @@ class InputBatch:
         return self._starts
 
     @property
+    def rows_count(self) -> int:
+        """How many records there are."""
+        return len(self._order)
+
+    @property
     def timed(self) -> bool:
         """Whether the records have event time."""
         return self._times is not None
@@ -254,6 +259,31 @@ class Batch:
         if len(stamps) != made.num_rows:
             raise UserError(f"{len(stamps)} times found, {made.num_rows} expected, one for each production")
         return Timed(productions, stamps)
+
+
+class TimerBatch(Batch):
+    """What the callback of a timer is given in a computation with `on_batch`: keys whose timer is due, one timer each.
+
+    A key with several due timers comes again in another call, so that its timers fire in the order of their times.
+    """
+
+    def __init__(self, whole: Batch, places: Rows, micros: Times, tags: pa.Array, payloads: pa.Array | None) -> None:
+        chosen = pa.array(places)
+        columns = [column.take(chosen) for column in whole.key_columns]
+        super().__init__({}, columns, whole._key_names, whole._outputs, whole.epoch, whole._watermark)
+        self.whole, self.places, self.micros = whole, places, micros
+        self.tags = tags
+        """The tags of the timers, aligned with `keys`."""
+        self.payloads = payloads
+        """The payloads of the timers, aligned with `keys`; None if the timer has none."""
+
+    def __repr__(self) -> str:
+        return f"<TimerBatch of {len(self)} timers, epoch {self.epoch}>"
+
+    @property
+    def times(self) -> npt.NDArray[np.datetime64]:
+        """The times of the timers, aligned with `keys`."""
+        return self.micros.view("datetime64[us]")
 
 
 class Timed:

@@ -14,7 +14,7 @@ from __future__ import annotations
 import gc
 from bisect import bisect_right
 from collections import namedtuple
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from itertools import repeat
@@ -28,6 +28,7 @@ from millstream.errors import UserError
 from millstream.model.arrays import python_values
 from millstream.model.batch import Batch, Timed, To, output_column, output_of
 from millstream.model.state import BadState, BatchValue, RecordValue, Stored, Value, record_handle
+from millstream.model.timers import EVENT_TIME, Agenda, BatchTimer, Due, RecordTimer, Timer, fire_batches
 from millstream.model.times import NULL_TIME, Times, moment
 from millstream.model.types import format_schema, parse_schema
 
@@ -35,16 +36,19 @@ from millstream.model.types import format_schema, parse_schema
 class At:
     """Where and when a record is processed: `at.key`, `at.epoch`, and `at.input`, the name of the step's input.
 
-    `at.time` is the record's event time, `at.watermark` the watermark of the epoch before: datetimes, or None.
+    `at.time` is the event time of the record, or the time of the timer; `at.watermark` the watermark of the epoch
+    before: datetimes, or None. In the callback of a timer, `at.tag` and `at.payload` are those of the timer.
     """
 
-    __slots__ = ("_watermark", "epoch", "input", "key", "micros")
+    __slots__ = ("_watermark", "epoch", "input", "key", "micros", "payload", "tag")
 
     def __init__(self, epoch: int, watermark: int = NULL_TIME) -> None:
         self.key: Any = None
         self.input = ""
         self.epoch = epoch
         self.micros = NULL_TIME
+        self.tag = ""
+        self.payload: Any = None
         self._watermark = watermark
 
     @property
@@ -113,6 +117,28 @@ def declared_states(kind: type) -> dict[str, Value]:
     return states
 
 
+def declared_timers(kind: type) -> dict[str, Timer]:
+    """The timers a computation declares, those of base classes included; later declarations override."""
+    timers: dict[str, Timer] = {}
+    for base in reversed(kind.__mro__):
+        for name, member in vars(base).items():
+            if isinstance(member, Timer):
+                timers[name] = member
+            elif name in timers:
+                raise UserError(
+                    f"{kind.__name__}.{name} hides the timer {name!r} of a base class with {member!r}; "
+                    "override a timer with another timer, or choose another name"
+                )
+            elif isinstance(member, type) and issubclass(member, Timer):
+                raise UserError(f"{kind.__name__}.{name} is the class Timer itself; write {name} = Timer(EVENT_TIME)")
+    for name, timer in timers.items():
+        if timer.callback is None or not callable(getattr(kind, timer.callback, None)):
+            raise UserError(
+                f"{kind.__name__}: timer {name!r} has no callback; put @{name}.fires on the method it is to call"
+            )
+    return timers
+
+
 def is_vectorised(kind: type) -> bool:
     """Whether a computation has `on_batch` of its own."""
     return kind.on_batch is not Computation.on_batch  # type: ignore[attr-defined]
@@ -133,6 +159,7 @@ def check_computation(given: Any) -> Computation:
         raise UserError(f"found {given!r}, expected a Computation class or instance")
     kind = type(given)
     declared_states(kind)
+    declared_timers(kind)
     output_schemas(given)
     if not is_vectorised(kind) and kind.on_record is Computation.on_record:
         raise UserError(f"{kind.__name__} has neither on_record nor on_batch")
@@ -177,25 +204,32 @@ class Outcome:
 
 
 def run_batch(
-    computation: Computation, states: Mapping[str, Value], batch: Batch, stored: Callable[[Value], Stored]
+    computation: Computation,
+    states: Mapping[str, Value],
+    batch: Batch,
+    stored: Callable[[Value], Stored],
+    timers: Mapping[str, RecordTimer | BatchTimer] | None = None,
+    due: Mapping[str, Due] | None = None,
 ) -> Outcome:
-    """Runs a computation over a batch. Raises `RecordFailure` if user code does."""
+    """Runs a computation over a batch, then the timers that are due. Raises `RecordFailure` if user code does."""
+    vars(computation).update(timers or {})
     schemas = output_schemas(computation)
     if is_vectorised(type(computation)):
         handles: dict[str, BatchValue | RecordValue] = {n: BatchValue(s, batch, stored(s)) for n, s in states.items()}
         vars(computation).update(handles)
         try:
-            productions, times = _collect_batches(computation.on_batch(batch), schemas, batch)
+            productions, times = _collect_batches(_call_batches(computation, batch, timers or {}), schemas, batch)
         except (Exception, SystemExit) as error:
             raise RecordFailure("", "", error) from error
     else:
         cells = {name: record_handle(state, batch, stored(state)) for name, state in states.items()}
         vars(computation).update(cells)
-        produced, ends, stamps = _apply_records(computation, batch, list(cells.values()))
+        records = {name: timer for name, timer in (timers or {}).items() if isinstance(timer, RecordTimer)}
+        applied = _apply_records(computation, batch, list(cells.values()), records, dict(due or {}))
         try:
-            productions, times = _from_yields(produced, schemas, stamps)
+            productions, times = _from_yields(applied.produced, schemas, applied.stamps)
         except Exception as error:
-            raise RecordFailure(_key_of_misfit(batch, produced, ends, schemas), "", error) from error
+            raise RecordFailure(_key_of_misfit(batch, applied, schemas), "", error) from error
         handles = dict(cells)
     return Outcome(productions, times, handles)
 
@@ -210,17 +244,38 @@ def changes_of(handle: BatchValue | RecordValue, batch: Batch) -> Any:
         raise RecordFailure("", "", error) from error
 
 
+@dataclass(frozen=True, slots=True)
+class _Applied:
+    """All productions: those of records, with the places where each key's end, then those of timers, with their keys;
+    and if there is event time, the times of them all."""
+
+    produced: list[Any]
+    ends: list[int]
+    owners: list[int]
+    stamps: list[int] | None
+
+    def key_of(self, index: int) -> int:
+        """The key that a production is of."""
+        records = self.ends[-1] if self.ends else 0
+        return bisect_right(self.ends, index) if index < records else self.owners[index - records]
+
+
 def _apply_records(
-    computation: Computation, batch: Batch, cells: list[RecordValue]
-) -> tuple[list[Any], list[int], list[int] | None]:
-    """All productions, where those of each key end, and if there is event time, the times of the productions."""
+    computation: Computation,
+    batch: Batch,
+    cells: list[RecordValue],
+    timers: dict[str, RecordTimer],
+    due: dict[str, Due],
+) -> _Applied:
     keys = _keys(batch)
     parts = [(name, _rows_as_tuples(part.rows), part.starts.tolist()) for name, part in batch.inputs.items()]
     for _, records, bounds in parts:
         bounds.append(len(records))
     on_record, at = computation.on_record, At(batch.epoch, batch._watermark)
     timed = [part.micros.tolist() for part in batch.inputs.values()] if batch.timed_input else []
+    event_timers = [timer for timer in timers.values() if timer.declared.kind == EVENT_TIME]
     stamps: list[int] = []
+    owners: list[int] = []  # of what timers produced, the keys
     produced: list[Any] = []
     ends: list[int] = []
     extend = produced.extend
@@ -233,10 +288,14 @@ def _apply_records(
             at.key = key
             for cell in cells:
                 cell.index = index
+            for timer in timers.values():
+                timer.index = index
             if timed:
                 for (at.input, records, bounds), times in zip(parts, timed, strict=True):
                     for position in range(bounds[index], bounds[index + 1]):
                         at.micros = times[position]
+                        for timer in event_timers:
+                            timer.now = at.micros
                         yielded = on_record(records[position], at)
                         if yielded is not None:
                             extend(yielded)
@@ -248,21 +307,41 @@ def _apply_records(
                         if yielded is not None:
                             extend(yielded)
             ends.append(len(produced))
+        if timers:
+            position = -1
+            agenda = Agenda(timers, due)
+            for index in agenda.due_keys():
+                at.key, at.input = keys[index], ""
+                for cell in cells:
+                    cell.index = index
+                for timer in timers.values():
+                    timer.index = index
+                for timer, at.micros, at.tag, at.payload in agenda.of(index):
+                    event = timer.declared.kind == EVENT_TIME
+                    for each in event_timers:
+                        each.now = at.micros if event else each.limit
+                    yielded = getattr(computation, timer.declared.callback or "")(at)
+                    if yielded is not None:
+                        before = len(produced)
+                        extend(yielded)
+                        stamps += [at.micros if event else NULL_TIME] * (len(produced) - len(stamps))
+                        owners += [index] * (len(produced) - before)
     except (Exception, SystemExit) as error:
-        raise RecordFailure(repr(keys[index]), repr(records[position]), error) from error
+        record = f"timer at {at.time}, tag {at.tag!r}" if position < 0 else repr(records[position])
+        raise RecordFailure(repr(keys[index]), record, error) from error
     finally:
         if collecting:
             gc.enable()
-    return produced, ends, stamps if timed else None
+    return _Applied(produced, ends, owners, stamps if timed else None)
 
 
-def _key_of_misfit(batch: Batch, produced: list[Any], ends: list[int], schemas: Mapping[str, pa.Schema]) -> str:
+def _key_of_misfit(batch: Batch, applied: _Applied, schemas: Mapping[str, pa.Schema]) -> str:
     """The key whose production is the first that does not fit."""
-    for index, item in enumerate(produced):
+    for index, item in enumerate(applied.produced):
         try:
             _from_yields([item], schemas, None)
         except Exception:
-            return repr(_keys(batch)[bisect_right(ends, index)])
+            return repr(_keys(batch)[applied.key_of(index)])
     return ""
 
 
@@ -278,14 +357,31 @@ def _rows_as_tuples(rows: pa.RecordBatch) -> list[Any]:
     return list(map(tuple.__new__, repeat(row_type), columns))  # as _make does, without a Python call per record
 
 
-def _collect_batches(
-    yielded: Any, schemas: Mapping[str, pa.Schema], given: Batch
-) -> tuple[dict[str, pa.RecordBatch], dict[str, Times]]:
+def _call_batches(computation: Computation, batch: Batch, timers: Mapping[str, Any]) -> Iterator[Any]:
+    """What `on_batch` yields, if there are records, and then what the callbacks of timers yield."""
+    if any(part.rows_count for part in batch.inputs.values()):
+        yield from _listed(computation.on_batch(batch))
+    if timers:
+        for timer, fired in fire_batches(dict(timers)):
+            event = timer.declared.kind == EVENT_TIME
+            for item in _listed(getattr(computation, timer.declared.callback or "")(fired)):
+                made = item.value if isinstance(item, To) else item
+                aligned = event and isinstance(made, pa.RecordBatch) and made.num_rows == len(fired)
+                yield Timed(item, fired.micros) if aligned else item
+
+
+def _listed(yielded: Any) -> Iterable[Any]:
     if yielded is None:
-        return {}, {}
+        return ()
+    return [yielded] if isinstance(yielded, (pa.RecordBatch, To, Timed)) else yielded
+
+
+def _collect_batches(
+    yielded: Iterable[Any], schemas: Mapping[str, pa.Schema], given: Batch
+) -> tuple[dict[str, pa.RecordBatch], dict[str, Times]]:
     found: dict[str, list[pa.RecordBatch]] = {}
     stamps: dict[str, list[Times]] = {}
-    for item in [yielded] if isinstance(yielded, (pa.RecordBatch, To, Timed)) else yielded:
+    for item in yielded:
         times = item.micros if isinstance(item, Timed) else None
         item = item.productions if isinstance(item, Timed) else item
         name, batch = (item.name, item.value) if isinstance(item, To) else ("", item)

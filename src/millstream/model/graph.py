@@ -14,16 +14,17 @@ Rules
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pyarrow as pa
 
 from millstream.errors import UserError
-from millstream.model.computation import Computation, declared_states, output_schemas
+from millstream.model.computation import Computation, declared_states, declared_timers, is_vectorised, output_schemas
 from millstream.model.query import ONLY_INPUT, InputNode, MapNode, Query, SinkNode, StepNode, check_name
 from millstream.model.sinks import Sink
 from millstream.model.state import Value
+from millstream.model.timers import EVENT_TIME, Timer
 from millstream.model.times import EventTime
 from millstream.model.types import check_key_type, format_schema, format_type
 
@@ -67,6 +68,13 @@ class Step:
     states: dict[str, Value]
     outputs: dict[str, pa.Schema]
     late: str = "drop"
+    timers: dict[str, Timer] = field(default_factory=dict)
+    vectorised: bool = False
+
+    @property
+    def families(self) -> tuple[str, ...]:
+        """What is stored for the step: states, and timers."""
+        return (*self.states, *self.timers)
 
     @property
     def timed(self) -> bool:
@@ -98,7 +106,10 @@ class Step:
         only = inputs.get(ONLY_INPUT)
         return {
             **({"input": only["stream"], "key": only["key"]} if only else {"inputs": inputs}),
-            "state": {name: state.stored_text for name, state in self.states.items()},
+            "state": {
+                **{name: state.stored_text for name, state in self.states.items()},
+                **{name: timer.stored_text for name, timer in self.timers.items()},
+            },
             "output": format_schema(self.outputs[""]) if "" in self.outputs else "",
             **{f"output {name}": format_schema(schema) for name, schema in self.outputs.items() if name},
         }
@@ -210,7 +221,25 @@ def resolve(query: Query, schemas: Mapping[str, pa.Schema]) -> Graph:
         outputs = output_schemas(node.computation)
         if node.late == "output":
             outputs["late"] = _late_schema(node.name, inputs)
-        step = Step(node.name, level, inputs, node.computation, states, outputs, node.late)
+        timers = declared_timers(type(node.computation))
+        for name, timer in timers.items():
+            check_name(f"step {node.name!r}: timer", name)
+            if timer.kind == EVENT_TIME and all(given.time is None for given in inputs):
+                raise UserError(
+                    f"step {node.name!r}: its timer {name!r} waits for event time, but no input has any; give the "
+                    "source event_time=..., or make it a timer of WALL_TIME"
+                )
+        step = Step(
+            node.name,
+            level,
+            inputs,
+            node.computation,
+            states,
+            outputs,
+            node.late,
+            timers,
+            is_vectorised(type(node.computation)),
+        )
         steps.append(step)
         for output, schema in step.outputs.items():
             streams[step.stream(output)], levels[step.stream(output)] = schema, level

@@ -26,7 +26,7 @@ import pyarrow.compute as pc
 
 from millstream.errors import UserError
 from millstream.model.arrays import array_from
-from millstream.model.batch import Batch
+from millstream.model.batch import Batch, TimerBatch
 from millstream.model.types import format_type, is_fixed_number, parse_type
 
 Mask = npt.NDArray[np.bool_]
@@ -157,6 +157,9 @@ class BatchValue:
     def read(self, batch: Batch) -> Any:
         self._check(batch)
         values = self._current()
+        if isinstance(batch, TimerBatch):
+            places = batch.places
+            values = values[places] if isinstance(values, np.ndarray) else values.take(pa.array(places))
         if self._declared.is_object:
             default = self._declared.fresh_default
             return _object_array([default() if data is None else pickle.loads(data) for data in values])
@@ -170,7 +173,8 @@ class BatchValue:
 
     def exists(self, batch: Batch) -> Mask:
         self._check(batch)
-        return self._now_present().copy()
+        present = self._now_present()
+        return present[batch.places] if isinstance(batch, TimerBatch) else present.copy()
 
     def write(self, batch: Batch, values: Any, where: Mask | None = None) -> None:
         self._check(batch)
@@ -186,7 +190,9 @@ class BatchValue:
             fresh = declared.encode(values.copy() if isinstance(values, np.ndarray) else values)
             if declared.is_numpy:
                 fresh = fresh.to_numpy(zero_copy_only=False)
-        if where is None:
+        if isinstance(batch, TimerBatch):
+            self._put(*self._spread(batch, fresh, where))
+        elif where is None:
             self._values, self._present = fresh, np.ones(len(batch), np.bool_)
             self._changed = np.ones(len(batch), np.bool_)
         else:
@@ -195,7 +201,9 @@ class BatchValue:
     def delete(self, batch: Batch, where: Mask | None = None) -> None:
         self._check(batch)
         chosen = np.ones(len(batch), np.bool_) if where is None else np.asarray(where, np.bool_)
-        self._put(self._absent(len(batch)), chosen)
+        if isinstance(batch, TimerBatch):
+            _, chosen = self._spread(batch, self._absent(len(batch)), chosen)
+        self._put(self._absent(len(self._batch)), chosen)
         assert self._present is not None
         self._present = self._present & ~chosen
 
@@ -208,8 +216,23 @@ class BatchValue:
         return self._changed, encoded, ~self._present
 
     def _check(self, batch: Batch) -> None:
-        if batch is not self._batch:
-            raise UserError(f"{self._declared.name}: give the batch that on_batch was called with")
+        if batch is not self._batch and not (isinstance(batch, TimerBatch) and batch.whole is self._batch):
+            raise UserError(f"{self._declared.name}: give the batch that on_batch or the callback was called with")
+
+    def _spread(self, batch: TimerBatch, fresh: Any, where: Any) -> tuple[Any, Mask]:
+        """Values of some keys as values of all, and which they are."""
+        chosen = np.ones(len(batch), np.bool_) if where is None else np.asarray(where, np.bool_)
+        if len(chosen) != len(batch):
+            raise UserError(f"where has {len(chosen)} entries, {len(batch)} expected, one for each of batch.keys")
+        mask = np.zeros(len(self._batch), np.bool_)
+        mask[batch.places[chosen]] = True
+        if isinstance(fresh, np.ndarray):
+            spread = np.empty(len(self._batch), fresh.dtype)
+            spread[batch.places] = fresh
+            return spread, mask
+        index = np.zeros(len(self._batch), np.int64)
+        index[batch.places] = np.arange(len(batch))
+        return fresh.take(pa.array(index)), mask
 
     def _now_present(self) -> Mask:
         if self._present is None:

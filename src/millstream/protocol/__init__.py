@@ -7,5 +7,6 @@
 | `manifest` | which segments make the state, and how a commit changes that |
 | `compaction` | which segments of which range are worth merging next |
 | `epochs` | whether an epoch is run, redelivered or refused; whether an attempt is committed or aborted |
+| `time` | how watermarks follow from what was seen |
 | `retention` | which stored objects nobody can need any more |
 """

@@ -32,7 +32,8 @@ class Family(NamedTuple):
 class SegmentRef:
     """All one needs to know to read a segment and to check that it is the one that was written.
 
-    `covers` are the ranges it speaks for: those its writer owned, whether or not a key was there.
+    `covers` are the ranges it speaks for: those its writer owned, whether or not a key was there. `span` is that of
+    the times in a segment of timers, from the first to the last; None for other segments.
     """
 
     name: str
@@ -43,6 +44,7 @@ class SegmentRef:
     digest: str
     covers: tuple[Range, ...]
     tombstones: int = 0
+    span: tuple[int, int] | None = None
 
 
 @dataclass(frozen=True, slots=True)

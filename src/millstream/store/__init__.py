@@ -8,6 +8,7 @@
 | `keys` | exact keys in columns: equality, hashes, grouping |
 | `segments` | writes, checks and maps the immutable files of state |
 | `lookup` | finds the newest value of many keys at once |
+| `due` | finds the timers that are due |
 | `merge` | makes one segment out of several |
 | `garbage` | deletes what `protocol.retention` released |
 """

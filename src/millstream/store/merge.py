@@ -111,6 +111,7 @@ def merge(store: ObjectStore, cache: SegmentCache, job: Job, maker: names.Maker,
         rows.keys,
         rows.values,
         rows.dead,
+        timers=any(piece.segment.span is not None for piece in job.pieces),
     )
     inputs = tuple(Input(piece.segment.name, clip(piece.ranges, [job.range])) for piece in job.pieces)
     return Edit(job.family, job.range, inputs, tuple(outputs))

@@ -9,6 +9,9 @@ Rules
   grow with state. Where the store is not a local directory, the file is fetched once into a local directory first.
 - A range of the key space is a slice of every segment, found by two binary searches.
 
+- A segment of timers can also be read by time: a column holds the row numbers in the order of the rows' times, so
+  that the few that are due among millions are found by a binary search.
+
 A file is one Arrow IPC record batch, uncompressed, with the columns `hash` (uint64), `k0`, `k1`... (the key),
 `value` (the declared type, or the bytes of a Python object) and, only if there are tombstones, `dead` (bool).
 """
@@ -23,7 +26,9 @@ from functools import cached_property
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from millstream.errors import DamagedObject
 from millstream.protocol.keyspace import LAST, Hashes, Range, clip
@@ -72,10 +77,31 @@ class Segment:
         result: Mask = chosen.to_numpy(zero_copy_only=False)
         return result
 
+    def rows_between(self, after: int, until: int) -> Rows:
+        """The rows of timers whose times lie after the one and not after the other."""
+        numbers = np.frombuffer(self.batch.column("by_time").buffers()[1], np.uint32)[: self.batch.num_rows]
+        times = np.frombuffer(self.values.field(0).buffers()[1], np.int64)[: self.batch.num_rows]
+        live = len(numbers) - self.ref.tombstones
+        edges = [_first_above(times, numbers, live, bound) for bound in (after, until)]
+        found: Rows = numbers[edges[0] : edges[1]].astype(np.int64)
+        return found
+
     def rows_in(self, span: Range) -> slice:
         """The rows whose hashes lie in a range."""
         start = int(np.searchsorted(self.hashes, np.uint64(span.first), side="left"))
         return slice(start, int(np.searchsorted(self.hashes, np.uint64(span.last), side="right")))
+
+
+def _first_above(times: npt.NDArray[np.int64], numbers: npt.NDArray[np.uint32], live: int, bound: int) -> int:
+    """Where the first time above a bound stands in the order of times; reads a few rows only."""
+    low, high = 0, live
+    while low < high:
+        middle = (low + high) // 2
+        if times[numbers[middle]] > bound:
+            high = middle
+        else:
+            low = middle + 1
+    return low
 
 
 def write_segments(
@@ -89,10 +115,11 @@ def write_segments(
     keys: KeyColumns,
     values: pa.Array,
     dead: Mask | None,
+    timers: bool = False,
 ) -> list[SegmentRef]:
     """Writes rows that are sorted by (hash, key) as one segment, or several if they are large.
 
-    `owned` are the ranges that the writer speaks for; all rows lie in them.
+    `owned` are the ranges that the writer speaks for; all rows lie in them. `timers` says that the values have times.
     """
     columns = {
         "hash": pa.array(hashes),
@@ -107,6 +134,9 @@ def write_segments(
     for start, stop in _cuts(hashes, batch.nbytes):
         last = LAST if stop == len(hashes) else int(hashes[stop]) - 1
         part = batch.slice(start, stop - start)
+        span = None
+        if timers:
+            part, span = _by_time(part)
         data = encode_batch(part)
         tombstones = int(dead[start:stop].sum()) if dead is not None else 0
         ref = SegmentRef(
@@ -118,11 +148,29 @@ def write_segments(
             digest_of(data),
             clip(owned, [Range(first, last)]),
             tombstones,
+            span,
         )
         store.put(ref.name, data)
         refs.append(ref)
         first = last + 1
     return refs
+
+
+_NEVER = (2**63 - 1, -(2**63))
+"""The span of a segment of timers in which all are gone."""
+
+
+def _by_time(part: pa.RecordBatch) -> tuple[pa.RecordBatch, tuple[int, int]]:
+    """The rows with a column of row numbers in the order of times, those of tombstones last; and the span of times."""
+    times = pc.struct_field(part.column("value"), "time").to_numpy(zero_copy_only=False)
+    live = np.arange(part.num_rows)
+    if "dead" in part.schema.names:
+        live = np.flatnonzero(~part.column("dead").to_numpy(zero_copy_only=False))
+    ordered = live[np.argsort(times[live], kind="stable")]
+    numbers = np.full(part.num_rows, part.num_rows, np.uint32)
+    numbers[: len(ordered)] = ordered
+    span = (int(times[ordered[0]]), int(times[ordered[-1]])) if len(ordered) else _NEVER
+    return part.append_column("by_time", pa.array(numbers)), span
 
 
 def _cuts(hashes: Hashes, size: int) -> list[tuple[int, int]]:

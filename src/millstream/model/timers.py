@@ -1,0 +1,444 @@
+"""Timers: what a computation wants to be told of at a later time, per key.
+
+Rules
+-----
+- A timer is declared on the class, with a callback. A key may have several of one timer, told apart by tag; setting one
+  again moves it.
+- Timers of a key fire in the order of their times, once each, after the epoch's records: those of event time when the
+  step's watermark has reached them, those of wall time when the clock in the plan has (G7).
+- One that is set for a time already reached fires in the same epoch. A key whose timers keep setting themselves is
+  stopped after `FIRE_LIMIT` of them.
+- Handles live for one batch of one slot, as those of state do: what a failed batch set is gone with them.
+"""
+
+from __future__ import annotations
+
+import heapq
+import pickle
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Any, Literal, TypeVar, overload
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from millstream.errors import UserError
+from millstream.model.arrays import array_from
+from millstream.model.batch import Batch, Rows, TimerBatch
+from millstream.model.times import NULL_TIME, Times, micros, moment
+from millstream.model.types import format_type, parse_type
+
+Mask = npt.NDArray[np.bool_]
+Fn = TypeVar("Fn", bound=Callable[..., Any])
+
+EVENT_TIME: Literal["event"] = "event"
+"""Fires when the step's watermark reaches the timer."""
+
+WALL_TIME: Literal["wall"] = "wall"
+"""Fires when the driver's clock reaches the timer."""
+
+FIRE_LIMIT = 10_000
+"""How many timers of one key may fire in one epoch."""
+
+TAG = pa.string()
+TIME = "time"
+
+
+class Timer:
+    """A timer of event time or wall time, with an optional payload of a declared type.
+
+    In `on_record` and in callbacks, `set(when)`, `get()` and `delete()` concern the current key. `when` is a datetime,
+    or a timedelta from now: from the record's or timer's time, or for wall time from the epoch's clock.
+
+    In a computation with `on_batch`, `set(batch, times)`, `get(batch)` and `delete(batch)` concern all keys of the
+    batch, or those where a mask `where=` is true, and the callback is given a `TimerBatch`.
+
+    >>> Timer(EVENT_TIME)
+    Timer('event')
+    """
+
+    def __init__(self, kind: str = EVENT_TIME, *, payload: str | type[object] | None = None) -> None:
+        if kind not in (EVENT_TIME, WALL_TIME):
+            raise UserError(f"Timer({kind!r}): give EVENT_TIME or WALL_TIME")
+        if payload is not None and payload is not object and not isinstance(payload, str):
+            raise UserError(f"Timer(payload={payload!r}): give a Spark DDL type such as 'long', or object")
+        self.name = ""
+        self.kind = kind
+        self.is_object = payload is object
+        self.payload_type: pa.DataType | None = None
+        if payload is not None:
+            self.payload_type = pa.binary() if self.is_object else parse_type(str(payload))
+        self.callback: str | None = None
+
+    def __set_name__(self, owner: object, name: str) -> None:
+        self.name = name
+
+    def __repr__(self) -> str:
+        payload = f", payload={self.payload_text!r}" if self.payload_type is not None else ""
+        return f"Timer({self.kind!r}{payload})"
+
+    @property
+    def payload_text(self) -> str:
+        """The payload's type in canonical DDL."""
+        return "object" if self.is_object else "" if self.payload_type is None else format_type(self.payload_type)
+
+    @property
+    def stored_text(self) -> str:
+        """What stored timers depend on."""
+        return f"TIMER {self.kind}" + (f" {self.payload_text}" if self.payload_text else "")
+
+    @property
+    def arrow_type(self) -> pa.DataType:
+        """How a timer is stored, beside its key and tag."""
+        fields = [pa.field(TIME, pa.int64())]
+        if self.payload_type is not None:
+            fields.append(pa.field("payload", self.payload_type))
+        return pa.struct(fields)
+
+    def fires(self, fn: Fn) -> Fn:
+        """Makes a method the callback: `def report(self, at)`, with `at.time`, `at.tag` and `at.payload`."""
+        self.callback = fn.__name__
+        return fn
+
+    def encode(self, times: Any, payloads: Any) -> pa.Array:
+        """Timers as they are stored; payloads of objects as bytes."""
+        arrays = [pa.array(times, pa.int64())]
+        if self.payload_type is not None:
+            arrays.append(array_from(payloads, self.payload_type))
+        return pa.StructArray.from_arrays(arrays, fields=list(self.arrow_type))
+
+    # What users call is on the handle that replaces this declaration on the running instance.
+
+    @overload
+    def set(self, when: datetime | timedelta, /, *, tag: str = "", payload: Any = None) -> None: ...
+    @overload
+    def set(self, when: Batch, times: Any, /, *, where: Any = None, tag: str = "", payload: Any = None) -> None: ...
+    def set(self, when: Any, times: Any = None, /, *, where: Any = None, tag: str = "", payload: Any = None) -> None:
+        """Sets the timer of the current key, or those of the keys of a batch, or moves them."""
+        raise self._unbound("set")
+
+    def get(self, batch: Batch | None = None, *, tag: str = "") -> Any:
+        """When the timer of the current key, or those of the keys of a batch, are due: None or NaT if not set."""
+        raise self._unbound("get")
+
+    def delete(self, batch: Batch | None = None, *, where: Any = None, tag: str = "") -> None:
+        """Deletes the timer of the current key, or those of the keys of a batch, if they are set."""
+        raise self._unbound("delete")
+
+    def _unbound(self, verb: str) -> UserError:
+        return UserError(f"{self.name}.{verb}() was called outside on_record or a callback: timers exist only there")
+
+
+@dataclass(frozen=True, slots=True)
+class Due:
+    """Stored timers that are due: the places of their keys in the batch, tags, times and payloads."""
+
+    places: Rows
+    tags: pa.Array
+    times: Times
+    payloads: pa.Array | None
+
+    def listed(self) -> Iterable[tuple[int, str, int, Any]]:
+        """One by one."""
+        payloads = [None] * len(self.places) if self.payloads is None else self.payloads.to_pylist()
+        return zip(self.places.tolist(), self.tags.to_pylist(), self.times.tolist(), payloads, strict=True)
+
+
+@dataclass(frozen=True, slots=True)
+class TimerChanges:
+    """What a handle changed: by place of the key and tag, the timers as they are stored, and which are gone."""
+
+    places: Rows
+    tags: pa.Array
+    timers: pa.Array
+    gone: Mask
+
+
+class RecordTimer:
+    """The handle of a `Timer`: all keys of the batch, one of them current."""
+
+    def __init__(self, declared: Timer, limit: int, look: Callable[[str], list[tuple[int, Any] | None]]) -> None:
+        self.declared, self.limit, self._look = declared, limit, look
+        self.index = 0
+        self.now = limit
+        """From what time a timedelta counts: set before each record and timer."""
+        self.changed: dict[tuple[int, str], tuple[int, Any] | None] = {}
+        self.fresh: list[tuple[int, str]] = []
+        """What was set and is due already, since it was last looked at."""
+        self._known: dict[str, list[tuple[int, Any] | None]] = {}
+
+    def set(self, when: datetime | timedelta, *, tag: str = "", payload: Any = None) -> None:
+        name = self.declared.name
+        if not isinstance(tag, str):
+            raise UserError(f"timer {name!r}: tag={tag!r}; give a text")
+        if isinstance(when, timedelta):
+            if self.now == NULL_TIME:
+                raise UserError(f"timer {name!r}: the record has no event time to count from; give a datetime")
+            at = self.now + when // timedelta(microseconds=1)
+        else:
+            at = micros(when, f"timer {name!r}")
+        if payload is not None and self.declared.payload_type is None:
+            raise UserError(f"timer {name!r} has no payload; declare it as Timer(..., payload='string')")
+        if self.declared.is_object:
+            payload = pickle.dumps(payload, protocol=5)
+        elif self.declared.payload_type is not None:
+            try:
+                array_from([payload], self.declared.payload_type)
+            except UserError as error:
+                raise UserError(f"timer {name!r}: its payload: {error}") from error
+        self.changed[self.index, tag] = (at, payload)
+        if at <= self.limit:
+            self.fresh.append((self.index, tag))
+
+    def delete(self, *, tag: str = "") -> None:
+        self.changed[self.index, tag] = None
+
+    def get(self, *, tag: str = "") -> datetime | None:
+        place = (self.index, tag)
+        if place in self.changed:
+            found = self.changed[place]
+        else:
+            if tag not in self._known:
+                self._known[tag] = self._look(tag)
+            found = self._known[tag][self.index]
+        return None if found is None else moment(found[0])
+
+    def taken(self, index: int, tag: str, at: int, stored: Any) -> tuple[bool, Any]:
+        """Takes a timer that is due: whether it is still set for that time, and its payload."""
+        place = (index, tag)
+        current = self.changed.get(place, (at, stored))
+        if current is None or current[0] != at:
+            return False, None
+        self.changed[place] = None
+        payload = current[1]
+        return True, pickle.loads(payload) if self.declared.is_object and payload is not None else payload
+
+    def changes(self) -> TimerChanges | None:
+        """What was set, moved and deleted, and what has fired."""
+        if not self.changed:
+            return None
+        found = list(self.changed.values())
+        timers = self.declared.encode(
+            [0 if timer is None else timer[0] for timer in found],
+            [None if timer is None else timer[1] for timer in found],
+        )
+        return TimerChanges(
+            np.array([place for place, _ in self.changed], np.int64),
+            pa.array([tag for _, tag in self.changed], TAG),
+            timers,
+            np.array([timer is None for timer in found], np.bool_),
+        )
+
+
+class Agenda:
+    """The timers that are due, key by key, each key's in the order of their times."""
+
+    def __init__(self, timers: dict[str, RecordTimer], due: dict[str, Due]) -> None:
+        self._timers = timers
+        self._heaps: dict[int, list[tuple[int, int, str, str, Any]]] = {}
+        self._number = 0
+        for name, found in due.items():
+            for index, tag, at, payload in found.listed():
+                self._push(index, at, name, tag, payload)
+        self.gather()
+
+    def gather(self) -> None:
+        """Takes up what was set meanwhile and is due already."""
+        for name, timer in self._timers.items():
+            for index, tag in timer.fresh:
+                current = timer.changed.get((index, tag))
+                if current is not None and current[0] <= timer.limit:
+                    self._push(index, current[0], name, tag, current[1])
+            timer.fresh.clear()
+
+    def _push(self, index: int, at: int, name: str, tag: str, payload: Any) -> None:
+        self._number += 1
+        heapq.heappush(self._heaps.setdefault(index, []), (at, self._number, name, tag, payload))
+
+    def due_keys(self) -> list[int]:
+        """The keys with timers that are due, in the order of the batch."""
+        return sorted(self._heaps)
+
+    def of(self, index: int) -> Iterable[tuple[RecordTimer, int, str, Any]]:
+        """The due timers of a key, in the order of their times, including those that callbacks set meanwhile."""
+        fired = 0
+        heap = self._heaps[index]
+        while heap:
+            at, _, name, tag, stored = heapq.heappop(heap)
+            valid, payload = self._timers[name].taken(index, tag, at, stored)
+            if not valid:
+                continue
+            fired += 1
+            if fired > FIRE_LIMIT:
+                raise UserError(
+                    f"timer {name!r} fired more than {FIRE_LIMIT:,} times in one epoch: its callback keeps setting "
+                    "timers that are due already"
+                )
+            yield self._timers[name], at, tag, payload
+            self.gather()
+
+
+# -- whole columns ---------------------------------------------------------------------------------------------------
+
+_UNKNOWN = -(2**63)
+_GONE = _UNKNOWN + 1
+_LATER = 2**63 - 1
+
+
+class _Tag:
+    """The timers of one tag, of all keys of a batch: their times, and which of them have been touched."""
+
+    def __init__(self, count: int) -> None:
+        self.times = np.full(count, _UNKNOWN, np.int64)
+        self.touched = np.zeros(count, np.bool_)
+        self.payloads = np.full(count, None, np.object_)
+
+
+class BatchTimer:
+    """The handle of a `Timer` in a computation with `on_batch`."""
+
+    def __init__(
+        self,
+        declared: Timer,
+        batch: Batch,
+        limit: int,
+        look: Callable[[str], list[tuple[int, Any] | None]],
+        due: Due | None,
+    ) -> None:
+        self.declared, self.limit, self._batch, self._look = declared, limit, batch, look
+        self._tags: dict[str, _Tag] = {}
+        if due is not None:
+            coded = due.tags.dictionary_encode()
+            codes = coded.indices.to_numpy(zero_copy_only=False)
+            payloads = None if due.payloads is None else _objects(due.payloads.to_pylist())
+            for code, name in enumerate(coded.dictionary.to_pylist()):
+                mine = codes == code
+                slot = self._tag(name)
+                slot.times[due.places[mine]] = due.times[mine]
+                if payloads is not None:
+                    slot.payloads[due.places[mine]] = payloads[mine]
+
+    def _tag(self, name: str) -> _Tag:
+        return self._tags.setdefault(name, _Tag(len(self._batch)))
+
+    def set(self, batch: Batch, times: Any, *, where: Any = None, tag: str = "", payload: Any = None) -> None:
+        name = self.declared.name
+        stamps = np.asarray(times, "datetime64[us]").view(np.int64)
+        if len(stamps) != len(batch):
+            raise UserError(
+                f"timer {name!r}: {len(stamps)} times found, {len(batch)} expected, one for each of batch.keys"
+            )
+        places, chosen = self._places(batch, where)
+        if (stamps[chosen] == NULL_TIME).any():
+            raise UserError(f"timer {name!r}: some of the times are NaT; say where= there is one")
+        slot = self._tag(tag)
+        slot.times[places], slot.touched[places] = stamps[chosen], True
+        if payload is not None:
+            if self.declared.payload_type is None:
+                raise UserError(f"timer {name!r} has no payload; declare it as Timer(..., payload='string')")
+            values = payload.to_pylist() if isinstance(payload, pa.Array) else list(payload)
+            if self.declared.is_object:
+                values = [pickle.dumps(value, protocol=5) for value in values]
+            slot.payloads[places] = _objects(values)[chosen]
+        else:
+            slot.payloads[places] = None
+
+    def delete(self, batch: Batch, *, where: Any = None, tag: str = "") -> None:
+        places, _ = self._places(batch, where)
+        slot = self._tag(tag)
+        slot.times[places], slot.touched[places] = _GONE, True
+
+    def get(self, batch: Batch, *, tag: str = "") -> npt.NDArray[np.datetime64]:
+        """When the timers of the keys are due; NaT where they are not set."""
+        places, _ = self._places(batch, None)
+        slot = self._tag(tag)
+        unknown = places[slot.times[places] == _UNKNOWN]
+        if len(unknown):
+            found = self._look(tag)
+            slot.times[unknown] = [_GONE if found[i] is None else found[i][0] for i in unknown.tolist()]
+        stamps = slot.times[places].copy()
+        stamps[stamps == _GONE] = NULL_TIME
+        return stamps.view("datetime64[us]")
+
+    def _places(self, batch: Batch, where: Any) -> tuple[Rows, Mask]:
+        """The places in the whole batch of the chosen keys, and which of the given keys they are."""
+        if batch is not self._batch and not (isinstance(batch, TimerBatch) and batch.whole is self._batch):
+            raise UserError(f"{self.declared.name}: give the batch that on_batch or the callback was called with")
+        chosen = np.ones(len(batch), np.bool_) if where is None else np.asarray(where, np.bool_)
+        if len(chosen) != len(batch):
+            raise UserError(f"where has {len(chosen)} entries, {len(batch)} expected, one for each of batch.keys")
+        places = batch.places if isinstance(batch, TimerBatch) else np.arange(len(batch))
+        return places[chosen], chosen
+
+    def earliest(self) -> tuple[Rows, Times, list[str]]:
+        """For each key the time of its first due timer, `_LATER` if none is due; and which tag it has, by number."""
+        names = list(self._tags)
+        first = np.full(len(self._batch), _LATER, np.int64)
+        which = np.zeros(len(self._batch), np.int64)
+        for number, name in enumerate(names):
+            times = self._tags[name].times
+            sooner = (times != _UNKNOWN) & (times != _GONE) & (times <= self.limit) & (times < first)
+            first[sooner], which[sooner] = times[sooner], number
+        return which, first, names
+
+    def take(self, places: Rows, which: Rows, times: Times, names: list[str]) -> TimerBatch:
+        """Takes one due timer of each of these keys."""
+        payloads = np.full(len(places), None, np.object_)
+        for number, name in enumerate(names):
+            mine = which == number
+            slot = self._tags[name]
+            payloads[mine] = slot.payloads[places[mine]]
+            slot.times[places[mine]], slot.touched[places[mine]] = _GONE, True
+        tags = pa.array(names, TAG).take(pa.array(which))
+        carried = None
+        if self.declared.is_object:
+            carried = _objects([None if data is None else pickle.loads(data) for data in payloads])
+        elif self.declared.payload_type is not None:
+            carried = array_from(list(payloads), self.declared.payload_type)
+        return TimerBatch(self._batch, places, times, tags, carried)
+
+    def changes(self) -> TimerChanges | None:
+        """What was set, moved and deleted, and what has fired."""
+        touched = [(name, slot, np.flatnonzero(slot.touched)) for name, slot in self._tags.items()]
+        touched = [(name, slot, places) for name, slot, places in touched if len(places)]
+        if not touched:
+            return None
+        times = np.concatenate([slot.times[places] for _, slot, places in touched])
+        gone = times == _GONE
+        payloads = [slot.payloads[places] for _, slot, places in touched]
+        names = np.repeat(np.arange(len(touched)), [len(places) for _, _, places in touched])
+        return TimerChanges(
+            np.concatenate([places for _, _, places in touched]),
+            pa.array([name for name, _, _ in touched], TAG).take(pa.array(names)),
+            self.declared.encode(
+                np.where(gone, 0, times), None if self.declared.payload_type is None else list(np.concatenate(payloads))
+            ),
+            gone,
+        )
+
+
+def _objects(values: list[Any]) -> npt.NDArray[np.object_]:
+    found = np.empty(len(values), np.object_)
+    found[:] = values
+    return found
+
+
+def fire_batches(timers: dict[str, BatchTimer]) -> Iterable[tuple[BatchTimer, TimerBatch]]:
+    """The due timers, in as many rounds as a key has of them: in each round the first of every key."""
+    for _ in range(FIRE_LIMIT):
+        firsts = {name: timer.earliest() for name, timer in timers.items()}
+        soonest = np.minimum.reduce([first for _, first, _ in firsts.values()])
+        if not len(soonest) or soonest.min() == _LATER:
+            return
+        free = soonest != _LATER
+        for name, (which, first, names) in firsts.items():
+            places = np.flatnonzero(free & (first == soonest))
+            if len(places):
+                free[places] = False  # one timer of a key and round
+                yield timers[name], timers[name].take(places, which[places], first[places], names)
+    raise UserError(
+        f"timers fired more than {FIRE_LIMIT:,} times for one key in one epoch: a callback keeps setting timers that "
+        "are due already"
+    )
