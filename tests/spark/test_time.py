@@ -39,11 +39,11 @@ def test_watermarks_and_timers_on_spark_are_those_of_the_simulator_across_restar
                 (
                     rng.randrange(9),
                     at(mark + rng.randrange(-9, 3)),
-                    rng.choice(["set", "delete"]),
-                    rng.choice("ab"),
-                    due,
+                    rng.choice(["set", "set", "delete"]),
+                    tag,
+                    mark + due,
                 )
-                for due in rng.choices(range(mark - 5, mark + 40), k=20)
+                for tag, due in zip("ab" * 10, rng.choices(range(-5, 12), k=20), strict=True)
             ]
             feed.add(rows)
             simulated.feed(commands=rows)

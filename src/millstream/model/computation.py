@@ -267,72 +267,122 @@ def _apply_records(
     timers: dict[str, RecordTimer],
     due: dict[str, Due],
 ) -> _Applied:
-    keys = _keys(batch)
-    parts = [(name, _rows_as_tuples(part.rows), part.starts.tolist()) for name, part in batch.inputs.items()]
-    for _, records, bounds in parts:
-        bounds.append(len(records))
-    on_record, at = computation.on_record, At(batch.epoch, batch._watermark)
-    timed = [part.micros.tolist() for part in batch.inputs.values()] if batch.timed_input else []
-    event_timers = [timer for timer in timers.values() if timer.declared.kind == EVENT_TIME]
-    stamps: list[int] = []
-    owners: list[int] = []  # of what timers produced, the keys
-    produced: list[Any] = []
-    ends: list[int] = []
-    extend = produced.extend
-    index = position = 0
-    records = []
+    """Applies the records key by key, then the timers that are due."""
+    run = _RecordRun(computation, batch, [*cells, *timers.values()], timers)
     collecting = gc.isenabled()
     gc.disable()  # many small tuples and no cycles: the collector would walk all of them again and again
     try:
-        for index, key in enumerate(keys):
-            at.key = key
-            for cell in cells:
-                cell.index = index
-            for timer in timers.values():
-                timer.index = index
-            if timed:
-                for (at.input, records, bounds), times in zip(parts, timed, strict=True):
-                    for position in range(bounds[index], bounds[index + 1]):
-                        at.micros = times[position]
-                        for timer in event_timers:
-                            timer.now = at.micros
-                        yielded = on_record(records[position], at)
-                        if yielded is not None:
-                            extend(yielded)
-                            stamps += [at.micros] * (len(produced) - len(stamps))
-            else:
-                for at.input, records, bounds in parts:
-                    for position in range(bounds[index], bounds[index + 1]):
-                        yielded = on_record(records[position], at)
-                        if yielded is not None:
-                            extend(yielded)
-            ends.append(len(produced))
+        if batch.timed_input:
+            run.apply_timed()
+        elif len(batch.inputs) == 1:
+            run.apply_only()
+        else:
+            run.apply_all()
         if timers:
-            position = -1
-            agenda = Agenda(timers, due)
-            for index in agenda.due_keys():
-                at.key, at.input = keys[index], ""
-                for cell in cells:
-                    cell.index = index
-                for timer in timers.values():
-                    timer.index = index
-                for timer, at.micros, at.tag, at.payload in agenda.of(index):
-                    event = timer.declared.kind == EVENT_TIME
-                    for each in event_timers:
-                        each.now = at.micros if event else each.limit
-                    yielded = getattr(computation, timer.declared.callback or "")(at)
-                    if yielded is not None:
-                        before = len(produced)
-                        extend(yielded)
-                        stamps += [at.micros if event else NULL_TIME] * (len(produced) - len(stamps))
-                        owners += [index] * (len(produced) - before)
+            run.fire(Agenda(timers, due))
     except (Exception, SystemExit) as error:
-        record = f"timer at {at.time}, tag {at.tag!r}" if position < 0 else repr(records[position])
-        raise RecordFailure(repr(keys[index]), record, error) from error
+        raise RecordFailure(repr(run.keys[run.index]), run.subject(), error) from error
     finally:
         if collecting:
             gc.enable()
-    return _Applied(produced, ends, owners, stamps if timed else None)
+    return _Applied(run.produced, run.ends, run.owners, run.stamps if batch.timed_input else None)
+
+
+class _RecordRun:
+    """The records of a batch on their way through `on_record`. `index` and the rest say where it is, for errors."""
+
+    def __init__(
+        self, computation: Computation, batch: Batch, handles: list[Any], timers: dict[str, RecordTimer]
+    ) -> None:
+        self.computation, self.batch, self.handles = computation, batch, handles
+        self.keys = _keys(batch)
+        self.at = At(batch.epoch, batch._watermark)
+        self.event_timers = [timer for timer in timers.values() if timer.declared.kind == EVENT_TIME]
+        self.parts = []
+        for name, part in batch.inputs.items():
+            records = _rows_as_tuples(part.rows)
+            self.parts.append((name, records, [*part.starts.tolist(), len(records)]))
+        self.produced: list[Any] = []
+        self.ends: list[int] = []
+        self.owners: list[int] = []
+        self.stamps: list[int] = []
+        self.index = 0
+        self.record: Any = None
+
+    def subject(self) -> str:
+        """The record or timer that is being processed."""
+        if self.record is None:
+            return f"timer at {self.at.time}, tag {self.at.tag!r}"
+        return repr(self.record)
+
+    def apply_only(self) -> None:
+        """The quickest way, for one input without event time."""
+        [(self.at.input, records, bounds)] = self.parts
+        handles, at, on_record = self.handles, self.at, self.computation.on_record
+        produced, ends, extend = self.produced, self.ends, self.produced.extend
+        for index, key in enumerate(self.keys):
+            self.index = index
+            at.key = key
+            for handle in handles:
+                handle.index = index
+            for position in range(bounds[index], bounds[index + 1]):
+                self.record = record = records[position]
+                yielded = on_record(record, at)
+                if yielded is not None:
+                    extend(yielded)
+            ends.append(len(produced))
+
+    def apply_all(self) -> None:
+        """Several inputs without event time."""
+        at, on_record = self.at, self.computation.on_record
+        for index in range(len(self.keys)):
+            self._begin(index)
+            for at.input, records, bounds in self.parts:
+                for position in range(bounds[index], bounds[index + 1]):
+                    self.record = records[position]
+                    yielded = on_record(self.record, at)
+                    if yielded is not None:
+                        self.produced.extend(yielded)
+            self.ends.append(len(self.produced))
+
+    def apply_timed(self) -> None:
+        """Any inputs, with event time."""
+        at, stamps, produced = self.at, self.stamps, self.produced
+        all_times = [part.micros.tolist() for part in self.batch.inputs.values()]
+        for index in range(len(self.keys)):
+            self._begin(index)
+            for (at.input, records, bounds), times in zip(self.parts, all_times, strict=True):
+                for position in range(bounds[index], bounds[index + 1]):
+                    self.record, at.micros = records[position], times[position]
+                    for timer in self.event_timers:
+                        timer.now = at.micros
+                    yielded = self.computation.on_record(self.record, at)
+                    if yielded is not None:
+                        produced.extend(yielded)
+                        stamps += [at.micros] * (len(produced) - len(stamps))
+            self.ends.append(len(produced))
+
+    def fire(self, agenda: Agenda) -> None:
+        """The timers that are due, key by key."""
+        at, produced, self.record = self.at, self.produced, None
+        at.input = ""
+        for index in agenda.due_keys():
+            self._begin(index)
+            for timer, at.micros, at.tag, at.payload in agenda.of(index):
+                event = timer.declared.kind == EVENT_TIME
+                for each in self.event_timers:
+                    each.now = at.micros if event else each.limit
+                yielded = getattr(self.computation, timer.declared.callback or "")(at)
+                if yielded is not None:
+                    before = len(produced)
+                    produced.extend(yielded)
+                    self.stamps += [at.micros if event else NULL_TIME] * (len(produced) - len(self.stamps))
+                    self.owners += [index] * (len(produced) - before)
+
+    def _begin(self, index: int) -> None:
+        self.index, self.at.key = index, self.keys[index]
+        for handle in self.handles:
+            handle.index = index
 
 
 def _key_of_misfit(batch: Batch, applied: _Applied, schemas: Mapping[str, pa.Schema]) -> str:

@@ -118,6 +118,7 @@ def _compact(spec_bytes: bytes, tasks: Iterable[bytes]) -> Iterator[bytes]:
     for data in tasks:
         job, maker, slot = msgspec.msgpack.decode(data, type=tuple[Job, Maker, int])
         edit: Edit = merge(store_of(spec), CACHE, job, maker, slot)
+        pa.default_memory_pool().release_unused()  # a merge needs much more than the epochs that follow it
         yield msgspec.msgpack.encode(edit)
 
 
