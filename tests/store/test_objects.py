@@ -113,3 +113,12 @@ def test_no_space_left_says_so(tmp_path: Path) -> None:
         assert store.get("segments/7") is None
     finally:
         subprocess.run(["umount", str(small)], check=True)
+
+
+def test_settings_of_the_connection_and_of_the_backend_are_told_apart() -> None:
+    """No server is asked for here: S3 is only named."""
+    options = {"access_key_id": "me", "secret_access_key": "secret", "region": "here", "endpoint": "http://127.0.0.1:9"}
+    opened = open_store("s3://bucket/path", {**options, "allow_http": "true", "timeout": "1s"})
+    assert opened.path("journal/0") is None
+    with pytest.raises(UserError, match="cannot open the store 's3://bucket/path': .*nonsense.*not valid"):
+        open_store("s3://bucket/path", {"nonsense": "x"})

@@ -8,6 +8,8 @@ Rules
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 from collections.abc import Iterable, Iterator
 from functools import lru_cache, partial
 from typing import Any
@@ -118,8 +120,15 @@ def _compact(spec_bytes: bytes, tasks: Iterable[bytes]) -> Iterator[bytes]:
     for data in tasks:
         job, maker, slot = msgspec.msgpack.decode(data, type=tuple[Job, Maker, int])
         edit: Edit = merge(store_of(spec), CACHE, job, maker, slot)
-        pa.default_memory_pool().release_unused()  # a merge needs much more than the epochs that follow it
+        _give_memory_back()
         yield msgspec.msgpack.encode(edit)
+
+
+def _give_memory_back() -> None:
+    """A merge needs more memory than the epochs that follow it, and allocators would keep it for ever."""
+    pa.default_memory_pool().release_unused()
+    with contextlib.suppress(AttributeError, OSError):  # glibc only
+        ctypes.CDLL(None).malloc_trim(0)
 
 
 def prober(spec_bytes: bytes, name: str, expected: bytes) -> Any:

@@ -154,12 +154,32 @@ def open_store(uri: str, options: Mapping[str, str] | None = None, *, make: bool
     if parts.scheme == "memory":
         return ObjectStoreBackend(uri, MemoryStore(), None)
     try:
-        return ObjectStoreBackend(uri, from_url(uri, config=_any(dict(options)) if options else None), None)
-    except Exception as error:
+        return ObjectStoreBackend(uri, _from_url(uri, dict(options or {})), None)
+    except (KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException as error:  # obstore panics at some settings, which is no Exception
         raise UserError(
             f"cannot open the store {uri!r}: {_first_line(error)}. Give a directory, file:///path, s3://bucket/path, "
             "gs://bucket/path, az://container/path, or memory:// in tests."
         ) from error
+
+
+_CLIENT = {
+    "allow_http": bool,
+    "allow_invalid_certificates": bool,
+    "connect_timeout": str,
+    "timeout": str,
+    "proxy_url": str,
+}
+"""Settings that obstore takes apart from those of the backend, and what they must be."""
+
+
+def _from_url(uri: str, options: dict[str, str]) -> Any:
+    client: dict[str, Any] = {}
+    for key in [key for key in options if key.lower() in _CLIENT]:
+        value = options.pop(key)
+        client[key.lower()] = value.lower() == "true" if _CLIENT[key.lower()] is bool else value
+    return from_url(uri, config=_any(options) or None, client_options=_any(client) or None)
 
 
 def _open_directory(root: Path, make: bool) -> ObjectStore:
@@ -190,5 +210,5 @@ def _any(value: Any) -> Any:
     return value  # obstore types the settings of each backend apart; which one it is, is the user's choice
 
 
-def _first_line(error: Exception) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0]
+def _first_line(error: BaseException) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")
