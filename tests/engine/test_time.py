@@ -119,6 +119,82 @@ def test_a_source_that_falls_silent_holds_the_others_back_for_a_while_only() -> 
     assert sim.watermark("both") == at(40), "if all are silent, time stands still"
 
 
+def test_a_silent_source_holds_nobody_back_through_steps_either_and_a_restart_is_no_silence() -> None:
+    def build(store: Any, now: datetime) -> Simulated:
+        query = ms.Query("far")
+        a = query.source("a", None, event_time="ts", idle_after="30 seconds")
+        b = query.source("b", None, event_time="ts", idle_after="30 seconds")
+        passed = a.key_by("k").compute("pass", Seen)
+        query.compute("both", Keys, a=passed.key_by("k"), b=b.key_by("k"))
+        return Simulated(query, {"a": EVENTS, "b": EVENTS}, store, now=now)
+
+    store = open_store("memory://")
+    sim = build(store, at(0))
+    sim.feed(a=events((1, 5)), b=events((1, 10)))
+    assert sim.watermark("both") == at(5)
+    sim.advance_clock("31 seconds")
+    sim.feed(b=events((1, 40)))
+    assert sim.watermark("pass") == at(5)
+    assert sim.watermark("both") == at(40), "it does not wait for a step that waits for a"
+    sim = build(store, at(7200))
+    sim.feed(a=events((1, 60)))
+    assert sim.watermark("both") == at(40), "that nobody looked for two hours does not make b silent"
+    sim.feed(a=events((1, 70)), b=events((1, 50)))
+    assert sim.late("both") == 0
+    assert sim.watermark("both") == at(50)
+
+
+def test_a_source_whose_times_cannot_be_used_is_silent() -> None:
+    query = ms.Query("useless")
+    a = query.source("a", None, event_time="ts", idle_after="30 seconds")
+    b = query.source("b", None, event_time="ts", idle_after="30 seconds")
+    query.compute("both", Seen, a=a.key_by("k"), b=b.key_by("k"))
+    sim = Simulated(query, {"a": EVENTS, "b": EVENTS}, now=at(0))
+    for second in range(5):
+        sim.feed(a=events((1, None), (1, 10**9)), b=events((1, 10 * second)))
+        sim.now += timedelta(seconds=10)
+    sim.feed(a=events((1, None)), b=events((1, 50)))
+    assert sim.watermark("both") == at(50)
+
+
+def test_timed_and_untimed_streams_may_be_united() -> None:
+    query = ms.Query("mixed")
+    a, b = query.source("a", None, event_time="ts"), query.source("b", None)
+    first = a.union(b).key_by("k").compute("first", Seen)
+    first.key_by("k").compute("second", Seen).sink("out", ms.Memory())
+    sim = Simulated(query, {"a": EVENTS, "b": EVENTS}, slots=1)
+    sim.feed(b=events((1, 7)))
+    sim.feed(a=events((1, 10)))
+    sim.feed(a=events((1, 20)), b=events((1, 1)))
+    assert [row[1] for row in sim.outputs("out")[1:]] == [at(10), at(20), at(10)]
+    assert sim.late("first") == 0
+
+
+def test_productions_of_on_batch_have_the_newest_time_of_their_key_where_there_is_one_for_each() -> None:
+    query = ms.Query("own")
+    source = query.source("events", None, event_time="ts")
+    source.key_by("k").compute("keys", Keys).key_by("k").compute("seen", Seen).sink("out", ms.Memory())
+    sim = Simulated(query, {"events": EVENTS}, slots=1, now=at(0))
+    sim.feed(events=events((1, 10), (2, 10.0**9), (1, 12)))
+    assert {row[0]: row[1] for row in sim.outputs("out")} == {1: at(12), 2: at(10**9)}
+
+
+def test_names_that_travel_beside_the_columns_are_refused() -> None:
+    class Own(ms.Computation):
+        output = "k long, __time long"
+
+        def on_record(self, row: Any, at: ms.At) -> None: ...
+
+    query = ms.Query("q")
+    query.source("events", None).key_by("k").compute("own", Own)
+    with pytest.raises(UserError, match="step 'own' has a column '__time', a name that Millstream uses itself"):
+        Simulated(query, {"events": EVENTS})
+    query = ms.Query("q")
+    query.source("events", None).key_by("k").compute("seen", Seen)
+    with pytest.raises(UserError, match="source 'events' has a column '__hash'"):
+        Simulated(query, {"events": "k long, __hash long"})
+
+
 def test_a_watermark_may_be_stated_by_a_function() -> None:
     """An injector: here, the time of the oldest file that is not finished."""
     unfinished = [at(50), at(70)]

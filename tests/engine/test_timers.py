@@ -104,6 +104,80 @@ def test_a_timer_that_keeps_setting_itself_is_stopped() -> None:
     with pytest.raises(ms.StepError, match=r"timer 'again' fired more than 10,000 times in one epoch"):
         sim.feed(commands=[(1, at(0), "", "", 0)])
 
+    class EndlessBatch(ms.Computation):
+        again = ms.Timer()
+        output = "k long"
+
+        def on_batch(self, batch: ms.Batch) -> None:
+            self.again.set(batch, batch.times)
+
+        @again.fires
+        def once_more(self, batch: ms.TimerBatch) -> None:
+            self.again.set(batch, batch.times)
+
+    sim = Simulated(obeying(EndlessBatch), {"commands": COMMANDS})
+    with pytest.raises(ms.StepError, match=r"timers fired more than 10,000 times for one key in one epoch"):
+        sim.feed(commands=[(1, at(0), "", "", 0)])
+
+
+def test_however_many_timers_of_a_key_are_due_they_all_fire() -> None:
+    """Stored ones, and those that a callback sets for later times, which a jump of the watermark makes due at once."""
+
+    class Second(ms.Computation):
+        beat = ms.Timer()
+        beats = ms.Value("long", default=0)
+        output = "k long"
+
+        def on_record(self, row: Any, at: ms.At) -> None:
+            for number in range(row.due):
+                self.beat.set(timedelta(seconds=1), tag=str(number))
+
+        @beat.fires
+        def tick(self, at: ms.At) -> None:
+            self.beats.set(self.beats.get() + 1)
+            if at.tag == "0":
+                self.beat.set(timedelta(seconds=1), tag="0")
+
+    sim = Simulated(obeying(Second), {"commands": COMMANDS}, slots=1)
+    sim.feed(commands=[(1, at(0), "", "", 10_500)])
+    sim.advance_watermark(at(11_000))
+    assert dict(sim.state("obey", "beats")) == {1: 10_500 + 10_999}
+
+
+def test_on_batch_sees_only_keys_with_records_whatever_timers_of_others_are_due() -> None:
+    seen: list[tuple[list[int], list[int]]] = []
+
+    class Watch(ms.Computation):
+        alarm = ms.Timer()
+        total = ms.Value("long", default=0)
+        output = "k long, what string"
+
+        def on_batch(self, batch: ms.Batch) -> Iterable[Any]:
+            seen.append((sorted(batch.keys.to_pylist()), batch.count().tolist()))
+            np.maximum.reduceat(batch.column("due").to_numpy(), batch.starts)
+            self.total.write(batch, self.total.read(batch) + batch.count())
+            self.alarm.set(batch, batch.first("ts").cast(pa.timestamp("us")).to_numpy() + np.timedelta64(10, "s"))
+            yield batch.output(batch.keys, ["count"] * len(batch))
+
+        @alarm.fires
+        def ring(self, batch: ms.TimerBatch) -> Iterable[Any]:
+            assert batch.timed_input
+            with pytest.raises(UserError, match="a batch of timers, which has no records"):
+                batch.count()
+            with pytest.raises(UserError, match="1 payloads found|has no payload"):
+                self.alarm.set(batch, batch.times, payload=[1])
+            with pytest.raises(UserError, match="tag=7; give a text"):
+                self.alarm.delete(batch, tag=7)  # type: ignore[arg-type]
+            self.total.write(batch, self.total.read(batch) + 100)
+            yield batch.output(batch.keys, ["ring"] * len(batch))
+
+    sim = Simulated(obeying(Watch), {"commands": COMMANDS}, slots=1)
+    sim.feed(commands=[(1, at(0), "", "", 1), (2, at(0), "", "", 1)])
+    sim.feed(commands=[(3, at(20), "", "", 1), (3, at(20), "", "", 1)])
+    assert seen == [([1, 2], [1, 1]), ([3], [2])]
+    assert sorted(sim.delivered["out"][1]) == [(1, "ring"), (2, "ring"), (3, "count")]
+    assert dict(sim.state("obey", "total")) == {1: 101, 2: 101, 3: 2}
+
 
 def test_wall_time_timers_follow_the_clock_of_the_plan() -> None:
     class Patience(ms.Computation):

@@ -106,6 +106,7 @@ class Driver:
         self.upkeep = Upkeep(self.store, graph, executor, options.compaction_budget, background)
         self.last: EpochFacts | None = None
         self._clock, self._rules = clock, rules_of(graph)
+        self._since_ms = 0
         self._observe = observe or (lambda moment, epoch: None)
         self._code = {name: code_hash(code) for name, code in codes.items()}
 
@@ -123,6 +124,7 @@ class Driver:
     def claim(self) -> None:
         """Takes the store over, and ends an attempt that an earlier driver left open."""
         self.journal.claim()
+        self._since_ms = max(self._clock(), self.journal.history.clock_ms)
         left = self.journal.history.plan
         if left is not None:
             self.journal.append(Abort(left.epoch, left.attempt, "the driver that planned it has ended"))
@@ -174,7 +176,7 @@ class Driver:
             None if known else self.graph.describe(),
             {name: table for name, table in tables.items() if history.tables.get(name) != table},
             edits,
-            idle_sources(self._rules, history.clocks, clock_ms),
+            idle_sources(self._rules, history.clocks, clock_ms, self._since_ms),
             self.stated(),
         )
         self.journal.append(plan)

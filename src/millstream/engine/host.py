@@ -67,6 +67,9 @@ class Hosted:
     reports: list[Report]
     parts: Parts
     watermarks: dict[str, int]
+    """Of all sources and steps so far, as they hold back later levels."""
+    reached: dict[str, int]
+    """Of the steps of this level, as they are committed."""
 
     def payloads(self, task: EpochTask, store: ObjectStore) -> Iterator[bytes]:
         """For the slots of the next level. The reports go to the one of the same number."""
@@ -87,13 +90,12 @@ def host(
     started = time.perf_counter()
     decoded = [decode(payload) for payload in payloads]
     receipts = receipts_of([head for head, _ in decoded])
-    marks, clocks = _watermarks(spec, task, level, [head for head, _ in decoded])
-    hosted = Hosted(level, mine.slot, [], [[] for _ in range(task.slot_count)], marks)
+    marks, reached, clocks = _watermarks(spec, task, level, [head for head, _ in decoded])
+    hosted = Hosted(level, mine.slot, [], [[] for _ in range(task.slot_count)], marks, reached)
     for head, _ in decoded:
         hosted.reports += head.reports
     received = sorted((part for _, parts in decoded for part in parts), key=lambda part: part.order)
-    mine_now = {step.name: marks[step.name] for step in spec.graph.steps if step.level == level and step.timed}
-    report = Report(mine.slot, receipts, level=level, clocks=clocks, watermarks=mine_now)
+    report = Report(mine.slot, receipts, level=level, clocks=clocks, watermarks=reached)
     try:
         for part in received:
             if task.lanes[part.lane].level > level:
@@ -111,17 +113,22 @@ def host(
 
 def _watermarks(
     spec: Spec, task: EpochTask, level: int, heads: Sequence[Head]
-) -> tuple[dict[str, int], dict[str, SourceClock]]:
-    """The watermarks of this epoch, of all sources and of steps up to a level; on level 1 the sources' clocks, too."""
+) -> tuple[dict[str, int], dict[str, int], dict[str, SourceClock]]:
+    """The watermarks of this epoch: of all sources and steps up to a level, as they hold back later levels; of the
+    steps of the level, as they are committed; and on level 1 the sources' clocks.
+
+    A step whose inputs are all idle stays where it is, and holds nobody back.
+    """
     graph, rules = spec.graph, rules_of(spec.graph)
     marks: dict[str, int] = {}
+    reached: dict[str, int] = {}
     clocks: dict[str, SourceClock] = {}
     if level == 1:
         for source, rule in rules.items():
             parts = [head.seen[source] for head in heads if source in head.seen]
             seen = seen_together(parts, rule.percentile is not None)
             clocks[source] = advanced(rule, task.clocks[source], seen, task.clock_ms, task.stated.get(source))
-            silent = source in task.idle and not seen.rows and source not in task.stated
+            silent = source in task.idle and seen.mark == NO_TIME and source not in task.stated
             marks[source] = END_OF_TIME if silent else clocks[source].watermark
     for head in heads:
         for name, mark in head.watermarks.items():
@@ -129,8 +136,9 @@ def _watermarks(
     for step in graph.steps:
         if step.level == level and step.timed:
             inputs = [graph.watermark_of(given.stream, marks) for given in step.inputs if given.time is not None]
-            marks[step.name] = step_watermark(task.before[step.name], inputs)
-    return marks, clocks
+            reached[step.name] = step_watermark(task.before[step.name], inputs)
+            marks[step.name] = END_OF_TIME if min(inputs) == END_OF_TIME else reached[step.name]
+    return marks, reached, clocks
 
 
 def _run_level(
@@ -151,14 +159,14 @@ def _run_level(
         if step.level != hosted.level:
             continue
         run = _StepRun(spec, task, mine, step, pieces, store, done)
-        due = run.due(hosted.watermarks)
+        due = run.due(hosted.reached)
         grouped, late = lanes.grouped(step, due)
         done.records[step.name] = 0 if grouped is None else grouped.count
         done.late[step.name] = 0 if late is None else late.num_rows
         made = {} if late is None or step.late != "output" else {step.stream("late"): late}
         try:
             if grouped is not None:
-                made.update(run.apply(grouped, hosted.watermarks))
+                made.update(run.apply(grouped, hosted.reached))
             streams = derive(spec, made)
         except RecordFailure as error:
             return replace(report, failure=failure_of(step.name, error.key, error.record, error.cause))
@@ -288,7 +296,8 @@ def _by_key(step: Step, inputs: Mapping[str, list[_Timed]], due: Mapping[str, Du
     keyed: dict[str, _Timed] = {}
     hashes, columns = [], []
     for given in {each.name: each for each in step.inputs}.values():
-        keyed[given.name] = found = _joined(given, inputs[given.name])
+        timed = any(each.time is not None for each in step.inputs if each.name == given.name)
+        keyed[given.name] = found = _joined(given, inputs[given.name], timed)
         hashes.append(found.keyed.column(0).to_numpy())
         columns.append([found.keyed.column(name) for name in given.key])
     for waiting in due.values():
@@ -322,15 +331,15 @@ def _by_key(step: Step, inputs: Mapping[str, list[_Timed]], due: Mapping[str, Du
     return _Grouped(parts, all_hashes[firsts], keys.take(firsts), count, timers)
 
 
-def _joined(given: GraphInput, found: list[_Timed]) -> _Timed:
+def _joined(given: GraphInput, found: list[_Timed], timed: bool) -> _Timed:
     """The records of one input in one piece. An input of united streams is timed if any of them is."""
-    if len(found) == 1:
+    if len(found) == 1 and (found[0].times is not None) == timed:
         return found[0]
     none = pa.RecordBatch.from_pylist([], given.schema.insert(0, pa.field(HASH_COLUMN, pa.uint64())))
-    times = np.empty(0, np.int64) if given.time is not None else None
-    if any(each.times is not None for each in found):
-        untimed = [np.full(each.keyed.num_rows, NULL_TIME) if each.times is None else each.times for each in found]
-        times = np.concatenate(untimed)
+    times = None
+    if timed:
+        known = [np.full(each.keyed.num_rows, NULL_TIME) if each.times is None else each.times for each in found]
+        times = np.concatenate([np.empty(0, np.int64), *known])
     return _Timed(pa.concat_batches([none, *(each.keyed for each in found)]), times)
 
 

@@ -144,6 +144,8 @@ class Batch:
     ) -> None:
         self._outputs = outputs
         self._watermark = watermark
+        self.whole: Batch | None = None
+        self.places: Rows = np.arange(0)
         self._key_names = tuple(key_names)
         self.inputs = dict(inputs)
         """The parts of the batch, by the name of the input."""
@@ -172,8 +174,28 @@ class Batch:
             raise UserError(f"no input {name!r}; the step has {', '.join(self.inputs)}")
         return self.inputs[name]
 
+    def _of_records(self) -> Batch:
+        """The keys that have records, if others are here because of a timer: the batch itself if there are none."""
+        counts = np.add.reduce([part.count() for part in self.inputs.values()])
+        if counts.all():
+            return self
+        places = np.flatnonzero(counts)
+        inputs = {
+            name: InputBatch(part._records, part._order, part._starts[places], part._times)
+            for name, part in self.inputs.items()
+        }
+        return self._part(places, inputs)
+
+    def _part(self, places: Rows, inputs: Mapping[str, InputBatch]) -> Batch:
+        columns = [column.take(pa.array(places)) for column in self.key_columns]
+        part = Batch(inputs, columns, self._key_names, self._outputs, self.epoch, self._watermark)
+        part.whole, part.places = self, places
+        return part
+
     @cached_property
     def _only(self) -> InputBatch:
+        if not self.inputs:
+            raise UserError("this is a batch of timers, which has no records: it has keys, times, tags and payloads")
         if len(self.inputs) > 1:
             raise UserError(
                 f"the step has several inputs: say of which, as batch.input({next(iter(self.inputs))!r}).rows"
@@ -183,6 +205,8 @@ class Batch:
     @property
     def timed_input(self) -> bool:
         """Whether any input has event time."""
+        if self.whole is not None:
+            return self.whole.timed_input
         return any(part.timed for part in self.inputs.values())
 
     @property
@@ -268,8 +292,7 @@ class TimerBatch(Batch):
     """
 
     def __init__(self, whole: Batch, places: Rows, micros: Times, tags: pa.Array, payloads: pa.Array | None) -> None:
-        chosen = pa.array(places)
-        columns = [column.take(chosen) for column in whole.key_columns]
+        columns = [column.take(pa.array(places)) for column in whole.key_columns]
         super().__init__({}, columns, whole._key_names, whole._outputs, whole.epoch, whole._watermark)
         self.whole, self.places, self.micros = whole, places, micros
         self.tags = tags

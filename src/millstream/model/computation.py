@@ -410,7 +410,7 @@ def _rows_as_tuples(rows: pa.RecordBatch) -> list[Any]:
 def _call_batches(computation: Computation, batch: Batch, timers: Mapping[str, Any]) -> Iterator[Any]:
     """What `on_batch` yields, if there are records, and then what the callbacks of timers yield."""
     if any(part.rows_count for part in batch.inputs.values()):
-        yield from _listed(computation.on_batch(batch))
+        yield from _listed(computation.on_batch(batch._of_records()))
     if timers:
         for timer, fired in fire_batches(dict(timers)):
             event = timer.declared.kind == EVENT_TIME
@@ -450,9 +450,17 @@ def _collect_batches(
 
 
 def _newest(given: Batch, count: int) -> Times:
-    """The newest event time of a batch, for each of its productions."""
-    newest = max((int(part.micros.max(initial=NULL_TIME)) for part in given.inputs.values()), default=NULL_TIME)
-    return np.full(count, newest, np.int64)
+    """Event times of productions that were given none: the newest of each key, where there is one for each of the keys
+    with records; else the newest of the batch."""
+    records = given._of_records()
+    newest = np.full(len(records), NULL_TIME, np.int64)
+    for part in records.inputs.values():
+        some = part.count() > 0
+        if some.any():
+            newest[some] = np.maximum(newest[some], np.maximum.reduceat(part.micros, part.starts[some]))
+    if count == len(records):
+        return newest
+    return np.full(count, newest.max(initial=NULL_TIME), np.int64)
 
 
 def _from_yields(

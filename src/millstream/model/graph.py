@@ -193,6 +193,10 @@ def resolve(query: Query, schemas: Mapping[str, pa.Schema]) -> Graph:
         raise UserError(f"query {query.name!r} has no step; add one with stream.key_by(...).compute(...)")
     sources = tuple(Source(name, i, schemas[name], node.time) for i, (name, node) in enumerate(query.sources.items()))
     times = {source.name: _time_column(source) for source in sources if source.time is not None}
+    for source in sources:
+        _check_columns(f"source {source.name!r}", source.schema)
+    for mapped in query.maps.values():
+        _check_columns(f"map {mapped.name!r}", mapped.output)
     streams = {source.name: source.schema for source in sources}
     levels = dict.fromkeys(streams, 0)
     steps: list[Step] = []
@@ -219,6 +223,8 @@ def resolve(query: Query, schemas: Mapping[str, pa.Schema]) -> Graph:
             check_name(f"step {node.name!r}: state", state)
         level = 1 + max(levels[given.stream] for given in inputs)
         outputs = output_schemas(node.computation)
+        for schema in outputs.values():
+            _check_columns(f"step {node.name!r}", schema)
         if node.late == "output":
             outputs["late"] = _late_schema(node.name, inputs)
         timers = declared_timers(type(node.computation))
@@ -258,6 +264,12 @@ def resolve(query: Query, schemas: Mapping[str, pa.Schema]) -> Graph:
         if sink.input not in streams:
             raise UserError(f"sink {sink.name!r} receives step {sink.input!r}, which declares no output")
     return Graph(query.name, sources, tuple(steps), tuple(maps), tuple(query.sinks.values()), times)
+
+
+def _check_columns(who: str, schema: pa.Schema) -> None:
+    taken = [name for name in schema.names if name in ("__hash", "__time")]
+    if taken:
+        raise UserError(f"{who} has a column {taken[0]!r}, a name that Millstream uses itself; rename it")
 
 
 def _time_column(source: Source) -> str:

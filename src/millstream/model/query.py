@@ -235,7 +235,11 @@ class Stream:
         return Stream(self.query, (f"{step.name}.{name}",))
 
     def union(self, *others: Stream) -> Stream:
-        """This stream and others of the same schema, as one. Within an epoch the first one's records come first."""
+        """This stream and others of the same schema, as one.
+
+        Within an epoch, a step that reads it applies the first one's records of a key first; after a map, the order
+        is that of the tasks that made the records.
+        """
         for other in others:
             if not isinstance(other, Stream) or other.query is not self.query:
                 raise UserError(f"stream {self.name!r}: union takes streams of the same query, found {other!r}")

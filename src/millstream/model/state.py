@@ -26,7 +26,7 @@ import pyarrow.compute as pc
 
 from millstream.errors import UserError
 from millstream.model.arrays import array_from
-from millstream.model.batch import Batch, TimerBatch
+from millstream.model.batch import Batch
 from millstream.model.types import format_type, is_fixed_number, parse_type
 
 Mask = npt.NDArray[np.bool_]
@@ -157,7 +157,7 @@ class BatchValue:
     def read(self, batch: Batch) -> Any:
         self._check(batch)
         values = self._current()
-        if isinstance(batch, TimerBatch):
+        if batch is not self._batch:
             places = batch.places
             values = values[places] if isinstance(values, np.ndarray) else values.take(pa.array(places))
         if self._declared.is_object:
@@ -174,7 +174,7 @@ class BatchValue:
     def exists(self, batch: Batch) -> Mask:
         self._check(batch)
         present = self._now_present()
-        return present[batch.places] if isinstance(batch, TimerBatch) else present.copy()
+        return present.copy() if batch is self._batch else present[batch.places]
 
     def write(self, batch: Batch, values: Any, where: Mask | None = None) -> None:
         self._check(batch)
@@ -190,7 +190,7 @@ class BatchValue:
             fresh = declared.encode(values.copy() if isinstance(values, np.ndarray) else values)
             if declared.is_numpy:
                 fresh = fresh.to_numpy(zero_copy_only=False)
-        if isinstance(batch, TimerBatch):
+        if batch is not self._batch:
             self._put(*self._spread(batch, fresh, where))
         elif where is None:
             self._values, self._present = fresh, np.ones(len(batch), np.bool_)
@@ -201,7 +201,7 @@ class BatchValue:
     def delete(self, batch: Batch, where: Mask | None = None) -> None:
         self._check(batch)
         chosen = np.ones(len(batch), np.bool_) if where is None else np.asarray(where, np.bool_)
-        if isinstance(batch, TimerBatch):
+        if batch is not self._batch:
             _, chosen = self._spread(batch, self._absent(len(batch)), chosen)
         self._put(self._absent(len(self._batch)), chosen)
         assert self._present is not None
@@ -216,10 +216,10 @@ class BatchValue:
         return self._changed, encoded, ~self._present
 
     def _check(self, batch: Batch) -> None:
-        if batch is not self._batch and not (isinstance(batch, TimerBatch) and batch.whole is self._batch):
+        if batch is not self._batch and batch.whole is not self._batch:
             raise UserError(f"{self._declared.name}: give the batch that on_batch or the callback was called with")
 
-    def _spread(self, batch: TimerBatch, fresh: Any, where: Any) -> tuple[Any, Mask]:
+    def _spread(self, batch: Batch, fresh: Any, where: Any) -> tuple[Any, Mask]:
         """Values of some keys as values of all, and which they are."""
         chosen = np.ones(len(batch), np.bool_) if where is None else np.asarray(where, np.bool_)
         if len(chosen) != len(batch):

@@ -6,8 +6,8 @@ Rules
   again moves it.
 - Timers of a key fire in the order of their times, once each, after the epoch's records: those of event time when the
   step's watermark has reached them, those of wall time when the clock in the plan has (G7).
-- One that is set for a time already reached fires in the same epoch. A key whose timers keep setting themselves is
-  stopped after `FIRE_LIMIT` of them.
+- One that is set for a time already reached fires in the same epoch. A key whose timers keep setting themselves for
+  times that do not advance is stopped after `FIRE_LIMIT` of them.
 - Handles live for one batch of one slot, as those of state do: what a failed batch set is gone with them.
 """
 
@@ -40,7 +40,7 @@ WALL_TIME: Literal["wall"] = "wall"
 """Fires when the driver's clock reaches the timer."""
 
 FIRE_LIMIT = 10_000
-"""How many timers of one key may fire in one epoch."""
+"""How many timers of one key may be set by callbacks and fire in one epoch without their times advancing."""
 
 TAG = pa.string()
 TIME = "time"
@@ -171,8 +171,7 @@ class RecordTimer:
 
     def set(self, when: datetime | timedelta, *, tag: str = "", payload: Any = None) -> None:
         name = self.declared.name
-        if not isinstance(tag, str):
-            raise UserError(f"timer {name!r}: tag={tag!r}; give a text")
+        _check_tag(name, tag)
         if isinstance(when, timedelta):
             if self.now == NULL_TIME:
                 raise UserError(f"timer {name!r}: the record has no event time to count from; give a datetime")
@@ -193,6 +192,7 @@ class RecordTimer:
             self.fresh.append((self.index, tag))
 
     def delete(self, *, tag: str = "") -> None:
+        _check_tag(self.declared.name, tag)
         self.changed[self.index, tag] = None
 
     def get(self, *, tag: str = "") -> datetime | None:
@@ -232,17 +232,25 @@ class RecordTimer:
         )
 
 
+def _check_tag(name: str, tag: object) -> None:
+    if not isinstance(tag, str):
+        raise UserError(f"timer {name!r}: tag={tag!r}; give a text")
+
+
 class Agenda:
     """The timers that are due, key by key, each key's in the order of their times."""
 
     def __init__(self, timers: dict[str, RecordTimer], due: dict[str, Due]) -> None:
         self._timers = timers
         self._heaps: dict[int, list[tuple[int, int, str, str, Any]]] = {}
+        self._given = 0
+        """Timers of a higher number were set by callbacks."""
         self._number = 0
         for name, found in due.items():
             for index, tag, at, payload in found.listed():
                 self._push(index, at, name, tag, payload)
         self.gather()
+        self._given = self._number
 
     def gather(self) -> None:
         """Takes up what was set meanwhile and is due already."""
@@ -263,18 +271,19 @@ class Agenda:
 
     def of(self, index: int) -> Iterable[tuple[RecordTimer, int, str, Any]]:
         """The due timers of a key, in the order of their times, including those that callbacks set meanwhile."""
-        fired = 0
+        stuck, reached = 0, NULL_TIME
         heap = self._heaps[index]
         while heap:
-            at, _, name, tag, stored = heapq.heappop(heap)
+            at, number, name, tag, stored = heapq.heappop(heap)
             valid, payload = self._timers[name].taken(index, tag, at, stored)
             if not valid:
                 continue
-            fired += 1
-            if fired > FIRE_LIMIT:
+            stuck = stuck + 1 if number > self._given and at <= reached else 0
+            reached = max(reached, at)
+            if stuck > FIRE_LIMIT:
                 raise UserError(
-                    f"timer {name!r} fired more than {FIRE_LIMIT:,} times in one epoch: its callback keeps setting "
-                    "timers that are due already"
+                    f"timer {name!r} fired more than {FIRE_LIMIT:,} times in one epoch without its time advancing: its "
+                    "callback keeps setting timers that are due already"
                 )
             yield self._timers[name], at, tag, payload
             self.gather()
@@ -321,6 +330,7 @@ class BatchTimer:
                     slot.payloads[due.places[mine]] = payloads[mine]
 
     def _tag(self, name: str) -> _Tag:
+        _check_tag(self.declared.name, name)
         return self._tags.setdefault(name, _Tag(len(self._batch)))
 
     def set(self, batch: Batch, times: Any, *, where: Any = None, tag: str = "", payload: Any = None) -> None:
@@ -333,17 +343,24 @@ class BatchTimer:
         places, chosen = self._places(batch, where)
         if (stamps[chosen] == NULL_TIME).any():
             raise UserError(f"timer {name!r}: some of the times are NaT; say where= there is one")
+        carried = self._payloads(batch, payload)
         slot = self._tag(tag)
         slot.times[places], slot.touched[places] = stamps[chosen], True
-        if payload is not None:
-            if self.declared.payload_type is None:
-                raise UserError(f"timer {name!r} has no payload; declare it as Timer(..., payload='string')")
-            values = payload.to_pylist() if isinstance(payload, pa.Array) else list(payload)
-            if self.declared.is_object:
-                values = [pickle.dumps(value, protocol=5) for value in values]
-            slot.payloads[places] = _objects(values)[chosen]
-        else:
-            slot.payloads[places] = None
+        slot.payloads[places] = None if carried is None else carried[chosen]
+
+    def _payloads(self, batch: Batch, payload: Any) -> npt.NDArray[np.object_] | None:
+        """The payloads that were given, as they are kept; None if there are none."""
+        name = self.declared.name
+        if payload is None:
+            return None
+        if self.declared.payload_type is None:
+            raise UserError(f"timer {name!r} has no payload; declare it as Timer(..., payload='string')")
+        values = payload.to_pylist() if isinstance(payload, pa.Array) else list(payload)
+        if len(values) != len(batch):
+            raise UserError(f"timer {name!r}: {len(values)} payloads found, {len(batch)} expected")
+        if self.declared.is_object:
+            values = [pickle.dumps(value, protocol=5) for value in values]
+        return _objects(values)
 
     def delete(self, batch: Batch, *, where: Any = None, tag: str = "") -> None:
         places, _ = self._places(batch, where)
@@ -364,12 +381,12 @@ class BatchTimer:
 
     def _places(self, batch: Batch, where: Any) -> tuple[Rows, Mask]:
         """The places in the whole batch of the chosen keys, and which of the given keys they are."""
-        if batch is not self._batch and not (isinstance(batch, TimerBatch) and batch.whole is self._batch):
+        if batch is not self._batch and batch.whole is not self._batch:
             raise UserError(f"{self.declared.name}: give the batch that on_batch or the callback was called with")
         chosen = np.ones(len(batch), np.bool_) if where is None else np.asarray(where, np.bool_)
         if len(chosen) != len(batch):
             raise UserError(f"where has {len(chosen)} entries, {len(batch)} expected, one for each of batch.keys")
-        places = batch.places if isinstance(batch, TimerBatch) else np.arange(len(batch))
+        places = np.arange(len(batch)) if batch is self._batch else batch.places
         return places[chosen], chosen
 
     def earliest(self) -> tuple[Rows, Times, list[str]]:
@@ -427,18 +444,21 @@ def _objects(values: list[Any]) -> npt.NDArray[np.object_]:
 
 def fire_batches(timers: dict[str, BatchTimer]) -> Iterable[tuple[BatchTimer, TimerBatch]]:
     """The due timers, in as many rounds as a key has of them: in each round the first of every key."""
-    for _ in range(FIRE_LIMIT):
+    stuck, given, reached = 0, max(len(timer._tags) for timer in timers.values()), None
+    while stuck <= FIRE_LIMIT + given:
         firsts = {name: timer.earliest() for name, timer in timers.items()}
         soonest = np.minimum.reduce([first for _, first, _ in firsts.values()])
         if not len(soonest) or soonest.min() == _LATER:
             return
         free = soonest != _LATER
+        stuck = 0 if reached is None or (soonest[free] > reached[free]).any() else stuck + 1
+        reached = np.where(free, soonest, NULL_TIME if reached is None else reached)
         for name, (which, first, names) in firsts.items():
             places = np.flatnonzero(free & (first == soonest))
             if len(places):
                 free[places] = False  # one timer of a key and round
                 yield timers[name], timers[name].take(places, which[places], first[places], names)
     raise UserError(
-        f"timers fired more than {FIRE_LIMIT:,} times for one key in one epoch: a callback keeps setting timers that "
-        "are due already"
+        f"timers fired more than {FIRE_LIMIT:,} times for one key in one epoch without their times advancing: a "
+        "callback keeps setting timers that are due already"
     )

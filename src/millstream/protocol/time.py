@@ -54,7 +54,7 @@ class SeenTimes:
 
 @dataclass(frozen=True, slots=True)
 class SourceClock:
-    """How far a source is: its watermark, and when the driver last saw a record of it, by the driver's clock."""
+    """How far a source is: its watermark, and when a driver last saw a usable time of it, by the driver's clock."""
 
     watermark: int = NO_TIME
     active_ms: int = 0
@@ -74,7 +74,7 @@ def seen_together(parts: Iterable[SeenTimes], percentile: bool) -> SeenTimes:
 
 def advanced(rule: TimeRule, before: SourceClock, seen: SeenTimes, clock_ms: int, stated: int | None) -> SourceClock:
     """The clock of a source after an epoch."""
-    after = replace(before, active_ms=clock_ms) if seen.rows or not before.active_ms else before
+    after = replace(before, active_ms=clock_ms) if seen.mark != NO_TIME or not before.active_ms else before
     reached = NO_TIME
     if stated is not None:
         reached = stated
@@ -85,12 +85,19 @@ def advanced(rule: TimeRule, before: SourceClock, seen: SeenTimes, clock_ms: int
     return replace(after, watermark=max(before.watermark, reached))
 
 
-def idle_sources(rules: Mapping[str, TimeRule], clocks: Mapping[str, SourceClock], clock_ms: int) -> tuple[str, ...]:
-    """The sources that have been silent for longer than they may hold others back."""
+def idle_sources(
+    rules: Mapping[str, TimeRule], clocks: Mapping[str, SourceClock], clock_ms: int, since_ms: int
+) -> tuple[str, ...]:
+    """The sources that have been silent for longer than they may hold others back, since this driver watches them.
+
+    That nobody looked for a while is not silence: a restart gives every source its time again.
+    """
     return tuple(
         name
         for name, rule in rules.items()
-        if name in clocks and (clock_ms - clocks[name].active_ms) * 1000 > rule.idle_us and not rule.stated
+        if name in clocks
+        and not rule.stated
+        and (clock_ms - max(clocks[name].active_ms, since_ms)) * 1000 > rule.idle_us
     )
 
 
