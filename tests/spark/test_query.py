@@ -763,7 +763,7 @@ def test_a_sink_may_hold_what_cannot_be_sent_to_workers(spark: SparkSession, tmp
 
 def test_another_store_in_the_place_of_the_drivers_is_not_written_to(tmp_path: Path) -> None:
     """What a worker does that joined later and sees an empty directory where the store should be."""
-    spec = Spec(Graph("q", (), (), ()), "the driver's", str(tmp_path / "nothing"), {}, {})
+    spec = Spec(Graph("q", (), (), (), (), {}), "the driver's", str(tmp_path / "nothing"), {}, {})
     with pytest.raises(ms.StoreUnavailable, match="is not there here; mount the same directory"):
         store_of(spec)
     Journal.open(open_store(str(tmp_path / "other")))

@@ -196,7 +196,7 @@ def _drive(folder: Path, hold: int | None) -> int:
     threading.Thread(target=_end_with_parent, daemon=True).start()
 
     def report(event: str, **facts: object) -> None:
-        reports.write(json.dumps({"event": event, **facts}) + "\n")
+        reports.write(json.dumps({"event": event, **facts}, default=str) + "\n")  # a status has datetimes
         reports.flush()
 
     try:
