@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Iterable
 from datetime import datetime, timedelta
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -471,3 +472,28 @@ def test_timers_over_whole_columns_carry_objects_fire_in_rounds_and_give_their_t
         assert [row[1:] for row in sim.outputs("out") if row[0] == key] == expected
     sim.advance_watermark(at(200))
     assert len(sim.outputs("out")) == 8
+
+
+def test_a_timer_that_cannot_be_read_is_never_taken_for_unset_even_if_user_code_swallows_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(host, "TAKE_UP", 0)  # nothing else reads the segment
+
+    class Swallows(Obey):
+        def on_record(self, row: Any, at: ms.At) -> None:
+            try:
+                known = self.alarm.get(tag=row.tag)
+            except Exception:
+                known = None
+            if known is None:
+                self.alarm.set(DAY + timedelta(seconds=row.due), tag=row.tag)
+
+    store = open_store(str(tmp_path))
+    Simulated(obeying(), {"commands": COMMANDS}, store, slots=1).feed(commands=[(1, at(0), "set", "a", 50)])
+    [segment] = (tmp_path / "segments" / "obey" / "alarm").iterdir()
+    data = segment.read_bytes()
+    segment.unlink()
+    segment.write_bytes(data[:-100] + bytes([data[-100] ^ 1]) + data[-99:])
+    host.CACHE._open.clear()
+    with pytest.raises(ms.DamagedObject, match=segment.name):
+        Simulated(obeying(Swallows), {"commands": COMMANDS}, store).feed(commands=[(1, at(0), "set", "a", 99)])

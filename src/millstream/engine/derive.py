@@ -20,7 +20,7 @@ import pyarrow.compute as pc
 from millstream.engine.spec import TIME_COLUMN, Spec
 from millstream.errors import UserError
 from millstream.model.batch import output_column
-from millstream.model.graph import Map
+from millstream.model.query import MapNode
 
 
 class MapFailure(Exception):
@@ -42,7 +42,7 @@ def derive(spec: Spec, streams: Mapping[str, pa.RecordBatch]) -> dict[str, pa.Re
     return found
 
 
-def _applied(spec: Spec, each: Map, records: pa.RecordBatch) -> list[pa.RecordBatch]:
+def _applied(spec: Spec, each: MapNode, records: pa.RecordBatch) -> list[pa.RecordBatch]:
     times = records.column(TIME_COLUMN) if TIME_COLUMN in records.schema.names else None
     plain = records.drop_columns([TIME_COLUMN]) if times is not None else records
     try:

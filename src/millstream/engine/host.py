@@ -87,7 +87,6 @@ def host(
     spec: Spec, task: EpochTask, level: int, mine: SlotTask, payloads: Iterable[bytes], store: ObjectStore
 ) -> Hosted:
     """Runs one slot's part of a level and reports what it did, or what kept it from doing it. Levels count from 1."""
-    started = time.perf_counter()
     decoded = [decode(payload) for payload in payloads]
     receipts = receipts_of([head for head, _ in decoded])
     marks, reached, clocks = _watermarks(spec, task, level, [head for head, _ in decoded])
@@ -105,9 +104,7 @@ def host(
         report = replace(report, damage=Damage(error.name, error.found, error.expected))
     except StoreUnavailable as error:
         report = replace(report, trouble=str(error))
-    hosted.reports.append(
-        replace(report, timings_ms={**report.timings_ms, "all": (time.perf_counter() - started) * 1e3})
-    )
+    hosted.reports.append(report)
     return hosted
 
 
@@ -320,8 +317,9 @@ def _by_key(step: Step, inputs: Mapping[str, list[_Timed]], due: Mapping[str, Du
         begin = end
     count = begin
     timers: dict[str, Due] = {}
-    place = np.empty(len(order), np.int64)
-    place[order] = np.repeat(np.arange(len(starts)), np.diff(starts, append=len(order)))
+    if due:
+        place = np.empty(len(order), np.int64)
+        place[order] = np.repeat(np.arange(len(starts)), np.diff(starts, append=len(order)))
     for name, waiting in due.items():
         end = begin + len(waiting.hashes)
         fields = waiting.timers.flatten()
@@ -371,6 +369,7 @@ class _StepRun:
             store,
             done,
         )
+        self.lookups: list[_LazyState] = []
 
     def _bounds(self, timer: Timer, marks: Mapping[str, int]) -> tuple[int, int]:
         """The time that a timer's kind had reached before the epoch, and has reached with it."""
@@ -418,8 +417,7 @@ class _StepRun:
 
         def look(tag: str) -> list[tuple[int, Any] | None]:
             tagged = KeyColumns.canonical([*keys.columns, pa.repeat(pa.scalar(tag, TAG), len(hashes))])
-            pieces = self.pieces.get(Family(self.step.name, timer.name), [])
-            found = locate(self.store, CACHE, pieces, hashes, tagged).arrow(timer.arrow_type).to_pylist()
+            found = self._stored(timer.name, hashes, tagged).arrow(timer.arrow_type).to_pylist()
             return [None if each is None else (each["time"], each.get("payload")) for each in found]
 
         return look
@@ -451,31 +449,32 @@ class _StepRun:
         except (Exception, SystemExit) as error:
             raise RecordFailure("", "", error) from error
 
-        lookups: list[_LazyState] = []
-
         def stored(state: Value) -> _LazyState:
-            found = self.pieces.get(Family(self.step.name, state.name), [])
-            lookups.append(_LazyState(self.store, CACHE, found, hashes, keys))
-            return lookups[-1]
+            return self._stored(state.name, hashes, keys)
 
         try:
             outcome = run_batch(computation, self.step.states, batch, stored, timers, due)
         except RecordFailure:
             with contextlib.suppress(Exception):  # the first failure is the one to report
                 computation.close()
-            self._check(lookups)
+            self._check_lookups()
             raise
-        self._check(lookups)
+        self._check_lookups()
         try:
             computation.close()
         except (Exception, SystemExit) as error:
             raise RecordFailure("", "", error) from error
         return outcome
 
-    @staticmethod
-    def _check(lookups: list[_LazyState]) -> None:
+    def _stored(self, name: str, hashes: Hashes, keys: KeyColumns) -> _LazyState:
+        """What is stored under these keys of a state or timer of the step."""
+        pieces = self.pieces.get(Family(self.step.name, name), [])
+        self.lookups.append(_LazyState(self.store, CACHE, pieces, hashes, keys))
+        return self.lookups[-1]
+
+    def _check_lookups(self) -> None:
         """State that could not be read is our trouble, whatever user code made of it."""
-        for lookup in lookups:
+        for lookup in self.lookups:
             if lookup.trouble is not None:
                 raise lookup.trouble
 

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from itertools import repeat
 from operator import itemgetter
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -102,41 +102,39 @@ class Computation:
 
 def declared_states(kind: type) -> dict[str, Value]:
     """The states a computation declares, those of base classes included; later declarations override."""
-    states: dict[str, Value] = {}
-    for base in reversed(kind.__mro__):
-        for name, member in vars(base).items():
-            if isinstance(member, Value):
-                states[name] = member
-            elif name in states:
-                raise UserError(
-                    f"{kind.__name__}.{name} hides the state {name!r} of a base class with {member!r}; "
-                    "override a state with another state, or choose another name"
-                )
-            elif isinstance(member, type) and issubclass(member, Value):
-                raise UserError(f"{kind.__name__}.{name} is the class Value itself; write {name} = Value('long')")
-    return states
+    return _declared(kind, Value, "state", 'Value("long")')
 
 
 def declared_timers(kind: type) -> dict[str, Timer]:
-    """The timers a computation declares, those of base classes included; later declarations override."""
-    timers: dict[str, Timer] = {}
-    for base in reversed(kind.__mro__):
-        for name, member in vars(base).items():
-            if isinstance(member, Timer):
-                timers[name] = member
-            elif name in timers:
-                raise UserError(
-                    f"{kind.__name__}.{name} hides the timer {name!r} of a base class with {member!r}; "
-                    "override a timer with another timer, or choose another name"
-                )
-            elif isinstance(member, type) and issubclass(member, Timer):
-                raise UserError(f"{kind.__name__}.{name} is the class Timer itself; write {name} = Timer(EVENT_TIME)")
+    """The timers a computation declares, those of base classes included; each must have a callback."""
+    timers = _declared(kind, Timer, "timer", "Timer(EVENT_TIME)")
     for name, timer in timers.items():
         if timer.callback is None or not callable(getattr(kind, timer.callback, None)):
             raise UserError(
                 f"{kind.__name__}: timer {name!r} has no callback; put @{name}.fires on the method it is to call"
             )
     return timers
+
+
+Declared = TypeVar("Declared")
+
+
+def _declared(kind: type, wanted: type[Declared], what: str, example: str) -> dict[str, Declared]:
+    found: dict[str, Declared] = {}
+    for base in reversed(kind.__mro__):
+        for name, member in vars(base).items():
+            if isinstance(member, wanted):
+                found[name] = member
+            elif name in found:
+                raise UserError(
+                    f"{kind.__name__}.{name} hides the {what} {name!r} of a base class with {member!r}; "
+                    f"override a {what} with another {what}, or choose another name"
+                )
+            elif isinstance(member, type) and issubclass(member, wanted):
+                raise UserError(
+                    f"{kind.__name__}.{name} is the class {wanted.__name__} itself; write {name} = {example}"
+                )
+    return found
 
 
 def is_vectorised(kind: type) -> bool:

@@ -13,7 +13,7 @@ Rules
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -116,23 +116,13 @@ class Step:
 
 
 @dataclass(frozen=True, slots=True)
-class Map:
-    """A stateless function of streams. It runs wherever they are made."""
-
-    name: str
-    streams: tuple[str, ...]
-    fn: Callable[[pa.RecordBatch], Any]
-    output: pa.Schema
-
-
-@dataclass(frozen=True, slots=True)
 class Graph:
     """A validated query. `maps` stand in an order in which each comes after those it reads."""
 
     name: str
     sources: tuple[Source, ...]
     steps: tuple[Step, ...]
-    maps: tuple[Map, ...]
+    maps: tuple[MapNode, ...]
     sinks: tuple[SinkNode, ...]
     times: dict[str, str]
     """For each stream with event time: the column that holds it, or nothing if it travels beside the columns."""
@@ -200,7 +190,7 @@ def resolve(query: Query, schemas: Mapping[str, pa.Schema]) -> Graph:
     streams = {source.name: source.schema for source in sources}
     levels = dict.fromkeys(streams, 0)
     steps: list[Step] = []
-    maps: list[Map] = []
+    maps: list[MapNode] = []
     waiting = list(query.maps.values())
 
     def add_maps() -> None:
@@ -208,7 +198,7 @@ def resolve(query: Query, schemas: Mapping[str, pa.Schema]) -> Graph:
         while ready := [node for node in waiting if all(stream in streams for stream in node.streams)]:
             for node in ready:
                 _check_united(f"map {node.name!r}", [(stream, streams[stream]) for stream in node.streams])
-                maps.append(Map(node.name, node.streams, node.fn, node.output))
+                maps.append(node)
                 streams[node.name] = node.output
                 levels[node.name] = max(levels[stream] for stream in node.streams)
                 _add_map_time(node, times)

@@ -69,7 +69,7 @@ class StepNode:
 
 @dataclass(frozen=True, slots=True)
 class MapNode:
-    """A named, stateless function of the record batches of streams."""
+    """A named, stateless function of the record batches of streams. It runs wherever they are made."""
 
     name: str
     streams: tuple[str, ...]

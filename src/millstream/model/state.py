@@ -162,7 +162,7 @@ class BatchValue:
             values = values[places] if isinstance(values, np.ndarray) else values.take(pa.array(places))
         if self._declared.is_object:
             default = self._declared.fresh_default
-            return _object_array([default() if data is None else pickle.loads(data) for data in values])
+            return object_array([default() if data is None else pickle.loads(data) for data in values])
         return values.copy() if isinstance(values, np.ndarray) else values
 
     def _current(self) -> Any:
@@ -185,7 +185,7 @@ class BatchValue:
             )
         declared = self._declared
         if declared.is_object:
-            fresh: Any = _object_array([pickle.dumps(value, protocol=5) for value in values])
+            fresh: Any = object_array([pickle.dumps(value, protocol=5) for value in values])
         else:
             fresh = declared.encode(values.copy() if isinstance(values, np.ndarray) else values)
             if declared.is_numpy:
@@ -245,7 +245,7 @@ class BatchValue:
             return self._stored.numbers(declared.default, declared.numpy_type)
         loaded = self._stored.arrow(declared.arrow_type)
         if declared.is_object:
-            return _object_array(loaded.to_pylist())
+            return object_array(loaded.to_pylist())
         if declared.default is not None:
             default = array_from([declared.default], declared.arrow_type)[0]
             return pc.if_else(pa.array(self._now_present()), loaded, default)
@@ -392,7 +392,8 @@ class BadState(UserError):
         super().__init__(f"state {state!r}: {why}")
 
 
-def _object_array(values: list[Any]) -> npt.NDArray[np.object_]:
+def object_array(values: list[Any]) -> npt.NDArray[np.object_]:
+    """Python values as one array, whatever they are: lists and tuples stay single values."""
     result = np.empty(len(values), np.object_)
     result[:] = values
     return result

@@ -27,6 +27,7 @@ import pyarrow as pa
 from millstream.errors import UserError
 from millstream.model.arrays import array_from
 from millstream.model.batch import Batch, Rows, TimerBatch
+from millstream.model.state import object_array
 from millstream.model.times import NULL_TIME, Times, micros, moment
 from millstream.model.types import format_type, parse_type
 
@@ -321,7 +322,7 @@ class BatchTimer:
         if due is not None:
             coded = due.tags.dictionary_encode()
             codes = coded.indices.to_numpy(zero_copy_only=False)
-            payloads = None if due.payloads is None else _objects(due.payloads.to_pylist())
+            payloads = None if due.payloads is None else object_array(due.payloads.to_pylist())
             for code, name in enumerate(coded.dictionary.to_pylist()):
                 mine = codes == code
                 slot = self._tag(name)
@@ -360,7 +361,7 @@ class BatchTimer:
             raise UserError(f"timer {name!r}: {len(values)} payloads found, {len(batch)} expected")
         if self.declared.is_object:
             values = [pickle.dumps(value, protocol=5) for value in values]
-        return _objects(values)
+        return object_array(values)
 
     def delete(self, batch: Batch, *, where: Any = None, tag: str = "") -> None:
         places, _ = self._places(batch, where)
@@ -411,7 +412,7 @@ class BatchTimer:
         tags = pa.array(names, TAG).take(pa.array(which))
         carried = None
         if self.declared.is_object:
-            carried = _objects([None if data is None else pickle.loads(data) for data in payloads])
+            carried = object_array([None if data is None else pickle.loads(data) for data in payloads])
         elif self.declared.payload_type is not None:
             carried = array_from(list(payloads), self.declared.payload_type)
         return TimerBatch(self._batch, places, times, tags, carried)
@@ -434,12 +435,6 @@ class BatchTimer:
             ),
             gone,
         )
-
-
-def _objects(values: list[Any]) -> npt.NDArray[np.object_]:
-    found = np.empty(len(values), np.object_)
-    found[:] = values
-    return found
 
 
 def fire_batches(timers: dict[str, BatchTimer]) -> Iterable[tuple[BatchTimer, TimerBatch]]:
