@@ -28,6 +28,7 @@ from millstream.store.lookup import locate
 from millstream.store.merge import merge, newest_rows
 from millstream.store.names import Maker
 from millstream.store.objects import ObjectStoreBackend, open_store
+from millstream.store.rows import StateRows
 from millstream.store.segments import SegmentCache, read_checked, write_segments
 
 FAMILY = Family("step", "state")
@@ -129,7 +130,7 @@ def test_two_keys_with_one_hash_have_their_own_state() -> None:
     assert len(starts) == 2
     keys, hashes = keys.take(order), hashes[order]
     manifest = Manifest().added(
-        write_segments(store, FAMILY, Maker(1, 0, "a", 0), 0, 0, (WHOLE,), hashes, keys, pa.array([10, 20]), None)
+        write_segments(store, FAMILY, Maker(1, 0, "a", 0), 0, 0, (WHOLE,), alive(hashes, keys, pa.array([10, 20])))
     )
     pieces = manifest.pieces(FAMILY)
     expected = {tuple(key): 10 * (i + 1) for i, key in enumerate(keys.to_pylist())}
@@ -147,6 +148,10 @@ def test_null_and_the_integer_that_shares_its_hash_are_two_keys() -> None:
     order, starts = arrange(keys.hashes(), keys)
     assert len(starts) == 2
     assert sorted(part.tolist() for part in np.split(order, starts[1:])) == [[0, 2], [1, 3]]
+
+
+def alive(hashes: Any, keys: KeyColumns, values: pa.Array) -> StateRows:
+    return StateRows(hashes, keys, values, np.zeros(len(hashes), np.bool_))
 
 
 small_keys = st.sampled_from(["a", "b", "c", "dd", "ee", "", None, "f", "g", "h"])
@@ -175,8 +180,8 @@ def test_any_history_of_writes_deletes_and_merges_reads_as_a_dictionary(
             values = [list(changes.values())[i] for i in order]
             dead = np.array([value is None for value in values])
             refs = write_segments(
-                store, FAMILY, Maker(1, epoch, "a", 0), 0, epoch, (WHOLE,), hashes[order], keys.take(order),
-                pa.array([v or 0 for v in values], pa.int64()), dead,
+                store, FAMILY, Maker(1, epoch, "a", 0), 0, epoch, (WHOLE,),
+                StateRows(hashes[order], keys.take(order), pa.array([v or 0 for v in values], pa.int64()), dead),
             )  # fmt: skip
             manifest = manifest.added(refs)
             for key, value in changes.items():
@@ -206,8 +211,8 @@ def write_epoch(store: Any, manifest: Manifest, epoch: int, rows: int, rng: np.r
     order, _ = arrange(hashes, keys)
     return manifest.added(
         write_segments(
-            store, FAMILY, Maker(1, epoch, "a", 0), 0, epoch, (WHOLE,), hashes[order], keys.take(order),
-            pa.array(np.full(len(keys), epoch)), None,
+            store, FAMILY, Maker(1, epoch, "a", 0), 0, epoch, (WHOLE,),
+            alive(hashes[order], keys.take(order), pa.array(np.full(len(keys), epoch))),
         )
     )  # fmt: skip
 
@@ -238,8 +243,8 @@ def test_a_tombstone_outlives_a_merge_that_does_not_reach_the_bottom() -> None:
     for epoch, dead in ((0, False), (1, True), (2, True)):
         manifest = manifest.added(
             write_segments(
-                store, FAMILY, Maker(1, epoch, "a", 0), 0, epoch, (WHOLE,), keys.hashes(), keys,
-                pa.array([epoch]), np.array([dead]),
+                store, FAMILY, Maker(1, epoch, "a", 0), 0, epoch, (WHOLE,),
+                StateRows(keys.hashes(), keys, pa.array([epoch]), np.array([dead])),
             )
         )  # fmt: skip
     from millstream.protocol.compaction import Job

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -35,11 +35,12 @@ from millstream.engine.route import failure_of, split
 from millstream.engine.spec import HASH_COLUMN, TIME_COLUMN, EpochTask, SlotTask, Spec, rules_of
 from millstream.errors import DamagedObject, StoreUnavailable
 from millstream.model.batch import Batch, InputBatch
+from millstream.model.batch_timers import BatchTimer
 from millstream.model.computation import Outcome, RecordFailure, changes_of, run_batch
 from millstream.model.graph import Input as GraphInput
 from millstream.model.graph import Step
 from millstream.model.state import Value
-from millstream.model.timers import EVENT_TIME, TAG, BatchTimer, Due, RecordTimer, Timer
+from millstream.model.timers import EVENT_TIME, Due, Look, RecordTimer, Timer
 from millstream.model.times import NULL_TIME, Times, times_of
 from millstream.protocol.epochs import Damage, Output, Report
 from millstream.protocol.keyspace import Hashes, Range
@@ -50,8 +51,9 @@ from millstream.store.due import DueTimers, due_between
 from millstream.store.journal import digest_of
 from millstream.store.keys import KeyColumns, Mask, Rows, arrange
 from millstream.store.lookup import Found, locate
-from millstream.store.merge import StateRows, newest_rows
+from millstream.store.merge import newest_rows
 from millstream.store.objects import ObjectStore
+from millstream.store.rows import StateRows
 from millstream.store.segments import CACHE, SegmentCache, encode_batch, write_segments
 
 TAKE_UP = 2
@@ -399,7 +401,7 @@ class _StepRun:
             if self.step.vectorised:
                 timers[name] = BatchTimer(timer, batch, limit, look, grouped.due.get(name))
             else:
-                timers[name] = RecordTimer(timer, limit, look)
+                timers[name] = RecordTimer(timer, limit, len(hashes), look)
         outcome = self._run(batch, hashes, keys, timers, grouped.due)
         self._write_state(batch, outcome, hashes, keys)
         for handle in timers.values():
@@ -412,13 +414,14 @@ class _StepRun:
             made[self.step.stream(output)] = productions
         return made
 
-    def _look(self, timer: Timer, hashes: Hashes, keys: KeyColumns) -> Callable[[str], list[tuple[int, Any] | None]]:
-        """Finds the timers of a tag, of all keys of the batch at once."""
+    def _look(self, timer: Timer, hashes: Hashes, keys: KeyColumns) -> Look:
+        """Finds stored timers of keys of the batch."""
 
-        def look(tag: str) -> list[tuple[int, Any] | None]:
-            tagged = KeyColumns.canonical([*keys.columns, pa.repeat(pa.scalar(tag, TAG), len(hashes))])
-            found = self._stored(timer.name, hashes, tagged).arrow(timer.arrow_type).to_pylist()
-            return [None if each is None else (each["time"], each.get("payload")) for each in found]
+        def look(places: Rows, tags: pa.Array) -> Times:
+            tagged = KeyColumns.canonical([*keys.take(places).columns, tags])
+            found = self._stored(timer.name, hashes[places], tagged, subbed=True).arrow(timer.arrow_type)
+            times: Times = pc.struct_field(found, "time").fill_null(NULL_TIME).to_numpy(zero_copy_only=False)
+            return times
 
         return look
 
@@ -431,8 +434,9 @@ class _StepRun:
             return
         found = hashes[changes.places]
         tagged = KeyColumns.canonical([*keys.take(changes.places).columns, changes.tags])
-        order, _ = arrange(found, tagged)
-        rows = StateRows(found[order], tagged.take(order), changes.timers.take(pa.array(order)), changes.gone[order])
+        subs = tagged.subs()
+        order, _ = arrange(found, tagged, subs)
+        rows = StateRows(found, tagged, changes.timers, changes.gone, subs).take(order)
         self._write_rows(Family(self.step.name, timer.declared.name), rows, timers=True)
 
     def _run(
@@ -466,10 +470,10 @@ class _StepRun:
             raise RecordFailure("", "", error) from error
         return outcome
 
-    def _stored(self, name: str, hashes: Hashes, keys: KeyColumns) -> _LazyState:
+    def _stored(self, name: str, hashes: Hashes, keys: KeyColumns, subbed: bool = False) -> _LazyState:
         """What is stored under these keys of a state or timer of the step."""
         pieces = self.pieces.get(Family(self.step.name, name), [])
-        self.lookups.append(_LazyState(self.store, CACHE, pieces, hashes, keys))
+        self.lookups.append(_LazyState(self.store, CACHE, pieces, hashes, keys, keys.subs() if subbed else None))
         return self.lookups[-1]
 
     def _check_lookups(self) -> None:
@@ -486,8 +490,7 @@ class _StepRun:
             changed, values, gone = changes
             rows = StateRows(hashes, keys, values, gone)
             if not changed.all():
-                at = np.flatnonzero(changed)
-                rows = StateRows(hashes[at], keys.take(at), values.take(pa.array(at)), gone[at])
+                rows = rows.take(np.flatnonzero(changed))
             self._write_rows(Family(self.step.name, name), rows)
 
     def _write_rows(self, family: Family, rows: StateRows, timers: bool = False) -> None:
@@ -504,10 +507,7 @@ class _StepRun:
             self.mine.slot,
             self.task.epoch,
             owned,
-            rows.hashes,
-            rows.keys,
-            rows.values,
-            rows.dead,
+            rows,
             timers,
         )
         if taken:
@@ -541,9 +541,15 @@ class _LazyState:
     """The stored values of a batch's keys, looked up when first asked for."""
 
     def __init__(
-        self, store: ObjectStore, cache: SegmentCache, pieces: list[Piece], hashes: Hashes, keys: KeyColumns
+        self,
+        store: ObjectStore,
+        cache: SegmentCache,
+        pieces: list[Piece],
+        hashes: Hashes,
+        keys: KeyColumns,
+        subs: Hashes | None,
     ) -> None:
-        self._arguments = (store, cache, pieces, hashes, keys)
+        self._arguments = (store, cache, pieces, hashes, keys, subs)
         self._found: Found | None = None
         self.trouble: DamagedObject | StoreUnavailable | None = None
         """Why it could not be looked up. User code sees the exception too, and might swallow it."""

@@ -27,8 +27,9 @@ import pyarrow as pa
 from millstream.errors import UserError
 from millstream.model.arrays import python_values
 from millstream.model.batch import Batch, Timed, To, output_column, output_of
+from millstream.model.batch_timers import BatchTimer, fire_batches
 from millstream.model.state import BadState, BatchValue, RecordValue, Stored, Value, record_handle
-from millstream.model.timers import EVENT_TIME, Agenda, BatchTimer, Due, RecordTimer, Timer, fire_batches
+from millstream.model.timers import EVENT_TIME, Agenda, Due, RecordTimer, Timer
 from millstream.model.times import NULL_TIME, Times, moment
 from millstream.model.types import format_schema, parse_schema
 

@@ -26,8 +26,7 @@ import pyarrow as pa
 
 from millstream.errors import UserError
 from millstream.model.arrays import array_from
-from millstream.model.batch import Batch, Rows, TimerBatch
-from millstream.model.state import object_array
+from millstream.model.batch import Batch, Rows
 from millstream.model.times import NULL_TIME, Times, micros, moment
 from millstream.model.types import format_type, parse_type
 
@@ -157,22 +156,26 @@ class TimerChanges:
     gone: Mask
 
 
+Look = Callable[[Rows, pa.Array], Times]
+"""Finds the times of stored timers by the places of their keys, in order, and tags; `NULL_TIME` where none is set."""
+
+
 class RecordTimer:
     """The handle of a `Timer`: all keys of the batch, one of them current."""
 
-    def __init__(self, declared: Timer, limit: int, look: Callable[[str], list[tuple[int, Any] | None]]) -> None:
-        self.declared, self.limit, self._look = declared, limit, look
+    def __init__(self, declared: Timer, limit: int, count: int, look: Look) -> None:
+        self.declared, self.limit, self._count, self._look = declared, limit, count, look
         self.index = 0
         self.now = limit
         """From what time a timedelta counts: set before each record and timer."""
         self.changed: dict[tuple[int, str], tuple[int, Any] | None] = {}
         self.fresh: list[tuple[int, str]] = []
         """What was set and is due already, since it was last looked at."""
-        self._known: dict[str, list[tuple[int, Any] | None]] = {}
+        self._known: dict[str, list[int]] = {}
 
     def set(self, when: datetime | timedelta, *, tag: str = "", payload: Any = None) -> None:
         name = self.declared.name
-        _check_tag(name, tag)
+        check_tag(name, tag)
         if isinstance(when, timedelta):
             if self.now == NULL_TIME:
                 raise UserError(f"timer {name!r}: the record has no event time to count from; give a datetime")
@@ -193,18 +196,18 @@ class RecordTimer:
             self.fresh.append((self.index, tag))
 
     def delete(self, *, tag: str = "") -> None:
-        _check_tag(self.declared.name, tag)
+        check_tag(self.declared.name, tag)
         self.changed[self.index, tag] = None
 
     def get(self, *, tag: str = "") -> datetime | None:
         place = (self.index, tag)
         if place in self.changed:
             found = self.changed[place]
-        else:
-            if tag not in self._known:
-                self._known[tag] = self._look(tag)
-            found = self._known[tag][self.index]
-        return None if found is None else moment(found[0])
+            return None if found is None else moment(found[0])
+        if tag not in self._known:
+            tags = pa.repeat(pa.scalar(tag, TAG), self._count)
+            self._known[tag] = self._look(np.arange(self._count), tags).tolist()
+        return moment(self._known[tag][self.index])
 
     def taken(self, index: int, tag: str, at: int, stored: Any) -> tuple[bool, Any]:
         """Takes a timer that is due: whether it is still set for that time, and its payload."""
@@ -233,7 +236,8 @@ class RecordTimer:
         )
 
 
-def _check_tag(name: str, tag: object) -> None:
+def check_tag(name: str, tag: object) -> None:
+    """Refuses what is not a text."""
     if not isinstance(tag, str):
         raise UserError(f"timer {name!r}: tag={tag!r}; give a text")
 
@@ -288,172 +292,3 @@ class Agenda:
                 )
             yield self._timers[name], at, tag, payload
             self.gather()
-
-
-# -- whole columns ---------------------------------------------------------------------------------------------------
-
-_UNKNOWN = -(2**63)
-_GONE = _UNKNOWN + 1
-_LATER = 2**63 - 1
-
-
-class _Tag:
-    """The timers of one tag, of all keys of a batch: their times, and which of them have been touched."""
-
-    def __init__(self, count: int) -> None:
-        self.times = np.full(count, _UNKNOWN, np.int64)
-        self.touched = np.zeros(count, np.bool_)
-        self.payloads = np.full(count, None, np.object_)
-
-
-class BatchTimer:
-    """The handle of a `Timer` in a computation with `on_batch`."""
-
-    def __init__(
-        self,
-        declared: Timer,
-        batch: Batch,
-        limit: int,
-        look: Callable[[str], list[tuple[int, Any] | None]],
-        due: Due | None,
-    ) -> None:
-        self.declared, self.limit, self._batch, self._look = declared, limit, batch, look
-        self._tags: dict[str, _Tag] = {}
-        if due is not None:
-            coded = due.tags.dictionary_encode()
-            codes = coded.indices.to_numpy(zero_copy_only=False)
-            payloads = None if due.payloads is None else object_array(due.payloads.to_pylist())
-            for code, name in enumerate(coded.dictionary.to_pylist()):
-                mine = codes == code
-                slot = self._tag(name)
-                slot.times[due.places[mine]] = due.times[mine]
-                if payloads is not None:
-                    slot.payloads[due.places[mine]] = payloads[mine]
-
-    def _tag(self, name: str) -> _Tag:
-        _check_tag(self.declared.name, name)
-        return self._tags.setdefault(name, _Tag(len(self._batch)))
-
-    def set(self, batch: Batch, times: Any, *, where: Any = None, tag: str = "", payload: Any = None) -> None:
-        name = self.declared.name
-        stamps = np.asarray(times, "datetime64[us]").view(np.int64)
-        if len(stamps) != len(batch):
-            raise UserError(
-                f"timer {name!r}: {len(stamps)} times found, {len(batch)} expected, one for each of batch.keys"
-            )
-        places, chosen = self._places(batch, where)
-        if (stamps[chosen] == NULL_TIME).any():
-            raise UserError(f"timer {name!r}: some of the times are NaT; say where= there is one")
-        carried = self._payloads(batch, payload)
-        slot = self._tag(tag)
-        slot.times[places], slot.touched[places] = stamps[chosen], True
-        slot.payloads[places] = None if carried is None else carried[chosen]
-
-    def _payloads(self, batch: Batch, payload: Any) -> npt.NDArray[np.object_] | None:
-        """The payloads that were given, as they are kept; None if there are none."""
-        name = self.declared.name
-        if payload is None:
-            return None
-        if self.declared.payload_type is None:
-            raise UserError(f"timer {name!r} has no payload; declare it as Timer(..., payload='string')")
-        values = payload.to_pylist() if isinstance(payload, pa.Array) else list(payload)
-        if len(values) != len(batch):
-            raise UserError(f"timer {name!r}: {len(values)} payloads found, {len(batch)} expected")
-        if self.declared.is_object:
-            values = [pickle.dumps(value, protocol=5) for value in values]
-        return object_array(values)
-
-    def delete(self, batch: Batch, *, where: Any = None, tag: str = "") -> None:
-        places, _ = self._places(batch, where)
-        slot = self._tag(tag)
-        slot.times[places], slot.touched[places] = _GONE, True
-
-    def get(self, batch: Batch, *, tag: str = "") -> npt.NDArray[np.datetime64]:
-        """When the timers of the keys are due; NaT where they are not set."""
-        places, _ = self._places(batch, None)
-        slot = self._tag(tag)
-        unknown = places[slot.times[places] == _UNKNOWN]
-        if len(unknown):
-            found = self._look(tag)
-            slot.times[unknown] = [_GONE if found[i] is None else found[i][0] for i in unknown.tolist()]
-        stamps = slot.times[places].copy()
-        stamps[stamps == _GONE] = NULL_TIME
-        return stamps.view("datetime64[us]")
-
-    def _places(self, batch: Batch, where: Any) -> tuple[Rows, Mask]:
-        """The places in the whole batch of the chosen keys, and which of the given keys they are."""
-        if batch is not self._batch and batch.whole is not self._batch:
-            raise UserError(f"{self.declared.name}: give the batch that on_batch or the callback was called with")
-        chosen = np.ones(len(batch), np.bool_) if where is None else np.asarray(where, np.bool_)
-        if len(chosen) != len(batch):
-            raise UserError(f"where has {len(chosen)} entries, {len(batch)} expected, one for each of batch.keys")
-        places = np.arange(len(batch)) if batch is self._batch else batch.places
-        return places[chosen], chosen
-
-    def earliest(self) -> tuple[Rows, Times, list[str]]:
-        """For each key the time of its first due timer, `_LATER` if none is due; and which tag it has, by number."""
-        names = list(self._tags)
-        first = np.full(len(self._batch), _LATER, np.int64)
-        which = np.zeros(len(self._batch), np.int64)
-        for number, name in enumerate(names):
-            times = self._tags[name].times
-            sooner = (times != _UNKNOWN) & (times != _GONE) & (times <= self.limit) & (times < first)
-            first[sooner], which[sooner] = times[sooner], number
-        return which, first, names
-
-    def take(self, places: Rows, which: Rows, times: Times, names: list[str]) -> TimerBatch:
-        """Takes one due timer of each of these keys."""
-        payloads = np.full(len(places), None, np.object_)
-        for number, name in enumerate(names):
-            mine = which == number
-            slot = self._tags[name]
-            payloads[mine] = slot.payloads[places[mine]]
-            slot.times[places[mine]], slot.touched[places[mine]] = _GONE, True
-        tags = pa.array(names, TAG).take(pa.array(which))
-        carried = None
-        if self.declared.is_object:
-            carried = object_array([None if data is None else pickle.loads(data) for data in payloads])
-        elif self.declared.payload_type is not None:
-            carried = array_from(list(payloads), self.declared.payload_type)
-        return TimerBatch(self._batch, places, times, tags, carried)
-
-    def changes(self) -> TimerChanges | None:
-        """What was set, moved and deleted, and what has fired."""
-        touched = [(name, slot, np.flatnonzero(slot.touched)) for name, slot in self._tags.items()]
-        touched = [(name, slot, places) for name, slot, places in touched if len(places)]
-        if not touched:
-            return None
-        times = np.concatenate([slot.times[places] for _, slot, places in touched])
-        gone = times == _GONE
-        payloads = [slot.payloads[places] for _, slot, places in touched]
-        names = np.repeat(np.arange(len(touched)), [len(places) for _, _, places in touched])
-        return TimerChanges(
-            np.concatenate([places for _, _, places in touched]),
-            pa.array([name for name, _, _ in touched], TAG).take(pa.array(names)),
-            self.declared.encode(
-                np.where(gone, 0, times), None if self.declared.payload_type is None else list(np.concatenate(payloads))
-            ),
-            gone,
-        )
-
-
-def fire_batches(timers: dict[str, BatchTimer]) -> Iterable[tuple[BatchTimer, TimerBatch]]:
-    """The due timers, in as many rounds as a key has of them: in each round the first of every key."""
-    stuck, given, reached = 0, max(len(timer._tags) for timer in timers.values()), None
-    while stuck <= FIRE_LIMIT + given:
-        firsts = {name: timer.earliest() for name, timer in timers.items()}
-        soonest = np.minimum.reduce([first for _, first, _ in firsts.values()])
-        if not len(soonest) or soonest.min() == _LATER:
-            return
-        free = soonest != _LATER
-        stuck = 0 if reached is None or (soonest[free] > reached[free]).any() else stuck + 1
-        reached = np.where(free, soonest, NULL_TIME if reached is None else reached)
-        for name, (which, first, names) in firsts.items():
-            places = np.flatnonzero(free & (first == soonest))
-            if len(places):
-                free[places] = False  # one timer of a key and round
-                yield timers[name], timers[name].take(places, which[places], first[places], names)
-    raise UserError(
-        f"timers fired more than {FIRE_LIMIT:,} times for one key in one epoch without their times advancing: a "
-        "callback keeps setting timers that are due already"
-    )

@@ -27,12 +27,16 @@ _RATIO = 2.0
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """Merge what these pieces (newest first) hold in `range`. `bottom`: nothing older lies in the range."""
+    """Merge what these pieces (newest first) hold in `range`. `bottom`: nothing older lies in the range.
+
+    `now` is the time by which rows with a time-to-live have expired; None if the family has none.
+    """
 
     family: Family
     range: Range
     pieces: tuple[Piece, ...]
     bottom: bool
+    now: int | None = None
 
     @property
     def bytes(self) -> int:

@@ -46,7 +46,7 @@ def due_between(
     store: ObjectStore, cache: SegmentCache, pieces: Sequence[Piece], kind: pa.DataType, after: int, until: int
 ) -> DueTimers | None:
     """The timers whose times lie after the one and not after the other; None if there are none."""
-    hashes, keys = [], []
+    hashes, keys, subs = [], [], []
     for piece in pieces:
         span = piece.segment.span
         if span is None or span[0] > until or span[1] <= after:
@@ -60,13 +60,15 @@ def due_between(
         if inside.any():
             hashes.append(found[inside])
             keys.append(segment.keys.take(rows[inside]))
+            subs.append(segment.subs[rows[inside]])
     if not hashes:
         return None
     all_hashes, all_keys = np.concatenate(hashes), concat_keys(keys)
-    order, starts = arrange(all_hashes, all_keys)
+    all_subs = np.concatenate(subs)
+    order, starts = arrange(all_hashes, all_keys, all_subs)
     firsts = order[starts]
     distinct, chosen = all_hashes[firsts], all_keys.take(firsts)
-    newest = locate(store, cache, pieces, distinct, chosen)
+    newest = locate(store, cache, pieces, distinct, chosen, all_subs[firsts])
     timers = newest.arrow(kind)
     times = pc.struct_field(timers, "time").fill_null(after).to_numpy(zero_copy_only=False)
     due = np.flatnonzero(newest.present & (times > after) & (times <= until))

@@ -41,7 +41,7 @@ from millstream.protocol.manifest import Family, Manifest, Piece
 from millstream.store import names
 from millstream.store.objects import ObjectStore
 
-FORMAT_VERSION = 2
+FORMAT_VERSION = 3
 SNAPSHOT_EVERY = 64
 LOOK_AGAIN_S = 60.0
 KEEP_S = 900.0

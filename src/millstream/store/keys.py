@@ -6,6 +6,8 @@ Rules
 - Two keys are the same only if their columns are equal. The hash decides where to look, never what is found (G1).
 - Keys are ordered by (hash, key); the order of two keys with one hash is that of their canonical columns, and is the
   same in every process.
+- Rows with a subkey (the last column: a timer's tag, an entry of a map) lie at the hash of the key alone, and are
+  ordered by (hash, hash of the subkey, key): a key may have millions of them.
 - No loop over rows, except over the rows of a hash that two different keys share.
 """
 
@@ -49,15 +51,20 @@ class KeyColumns:
     def part(self, start: int, length: int) -> KeyColumns:
         return KeyColumns(tuple(column.slice(start, length) for column in self.columns))
 
-    @property
-    def injective(self) -> bool:
-        """Whether equal hashes mean equal keys here: one column of 64-bit integers or less, without a null."""
-        column = self.columns[0]
-        return len(self.columns) == 1 and _bits(column[:0]) is not None and column.null_count == 0
+    def injective(self, subbed: bool = False) -> bool:
+        """Whether equal hashes mean equal keys here: one column of 64-bit integers or less, without a null; two of
+        them where the last is a subkey and has a hash of its own."""
+        return len(self.columns) == 1 + subbed and all(
+            _bits(column[:0]) is not None and column.null_count == 0 for column in self.columns
+        )
 
     def hashes(self) -> Hashes:
         """Where each key lies in the key space."""
         return hash_tuples([_hash_column(column) for column in self.columns])
+
+    def subs(self) -> Hashes:
+        """The hashes of the subkeys: of the last column."""
+        return _hash_column(self.columns[-1])
 
     def same(self, rows: Rows | slice, other: KeyColumns, other_rows: Rows | slice) -> Mask:
         """For each pair of rows, whether the keys are equal."""
@@ -90,19 +97,27 @@ def concat_keys(parts: Sequence[KeyColumns]) -> KeyColumns:
     return KeyColumns(tuple(pa.concat_arrays(list(column)) for column in zip(*(p.columns for p in parts), strict=True)))
 
 
-def arrange(hashes: Hashes, keys: KeyColumns) -> tuple[Rows, Rows]:
-    """Sorts rows by (hash, key), keeping the given order among rows of one key.
+def arrange(hashes: Hashes, keys: KeyColumns, subs: Hashes | None = None) -> tuple[Rows, Rows]:
+    """Sorts rows by (hash, key), or (hash, sub, key), keeping the given order among rows of one key.
 
     Returns the order, and the index in that order at which each distinct key begins.
     """
-    order, ordered = _sorted(hashes)
-    repeats = np.flatnonzero(ordered[1:] == ordered[:-1]) + 1
+    if subs is None:
+        order, ordered = _sorted(hashes)
+        again = ordered[1:] == ordered[:-1]
+    else:
+        by_sub = np.argsort(subs, kind="stable")
+        order, ordered = _sorted(hashes[by_sub])
+        order = by_sub[order]
+        inner = subs[order]
+        again = (ordered[1:] == ordered[:-1]) & (inner[1:] == inner[:-1])
+    repeats = np.flatnonzero(again) + 1
     fresh = np.ones(len(order), np.bool_)
     fresh[repeats] = False
-    if len(repeats) and not keys.injective:
+    if len(repeats) and not keys.injective(subs is not None):
         differing = repeats[~keys.same(order[repeats], keys, order[repeats - 1])]
         if len(differing):
-            _separate(order, ordered, fresh, keys, differing)
+            _separate(order, fresh, keys, differing)
     return order, np.flatnonzero(fresh)
 
 
@@ -130,13 +145,11 @@ def _sorted(hashes: Hashes) -> tuple[Rows, Hashes]:
     return order, ordered
 
 
-def _separate(order: Rows, ordered: Hashes, fresh: Mask, keys: KeyColumns, differing: Rows) -> None:
+def _separate(order: Rows, fresh: Mask, keys: KeyColumns, differing: Rows) -> None:
     """Sorts by key within each hash that several keys share, and marks where each key begins. In place."""
-    for value in np.unique(ordered[differing]):
-        start, stop = (
-            np.searchsorted(ordered, [value, value], side="left")[0],
-            np.searchsorted(ordered, value, "right"),
-        )
+    edges = np.append(np.flatnonzero(fresh), len(order))
+    for run in np.unique(np.searchsorted(edges, differing, side="right") - 1):
+        start, stop = edges[run], edges[run + 1]
         rows = order[start:stop]
         identities = keys.identities(rows)
         ranked = sorted(range(len(rows)), key=lambda i, ids=identities: ids[i])  # type: ignore[misc]

@@ -6,6 +6,8 @@ Rules
 - Cost is O(keys x segments x log rows): one binary search per key and segment, all of them vectorised. Nothing is
   read but the pages the searches touch; state that is not asked for costs nothing.
 - A hash that matches is followed by a comparison of the exact key (G1).
+- A row with a time-to-live is absent from the moment it expires, whether or not it has been removed: `now` decides.
+- Where a segment has a filter, keys that it rules out are not searched for.
 """
 
 from __future__ import annotations
@@ -17,10 +19,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 
-from millstream.protocol.keyspace import Hashes, Range
+from millstream.protocol.keyspace import Hashes, Range, hash_integers
 from millstream.protocol.manifest import Piece
-from millstream.store.keys import KeyColumns, Mask, Rows
+from millstream.store.keys import KeyColumns, Mask, Rows, arrange
 from millstream.store.objects import ObjectStore
 from millstream.store.segments import Segment, SegmentCache
 
@@ -65,8 +68,16 @@ class Found:
         return pa.concat_arrays(parts).take(pa.array(index))
 
 
-def locate(store: ObjectStore, cache: SegmentCache, pieces: Sequence[Piece], hashes: Hashes, keys: KeyColumns) -> Found:
-    """Looks up distinct keys, sorted by hash, in pieces that are ordered newest first."""
+def locate(
+    store: ObjectStore,
+    cache: SegmentCache,
+    pieces: Sequence[Piece],
+    hashes: Hashes,
+    keys: KeyColumns,
+    subs: Hashes | None = None,
+    now: int | None = None,
+) -> Found:
+    """Looks up keys, sorted by hash, in pieces that are ordered newest first; with subkeys, whose hashes are `subs`."""
     source = np.full(len(hashes), -1, np.int32)
     row = np.zeros(len(hashes), np.int64)
     pending: Rows = np.arange(len(hashes))
@@ -80,17 +91,78 @@ def locate(store: ObjectStore, cache: SegmentCache, pieces: Sequence[Piece], has
         if not len(asked):
             continue
         segment = cache.open(store, piece.segment)
-        hits, rows = _match(segment, hashes, wanted[inside], keys, asked)
+        hits, rows = _match(segment, hashes, wanted[inside], keys, asked, subs)
         if len(hits):
             source[hits], row[hits] = len(segments), rows
             segments.append(segment)
             pending = pending[source[pending] < 0]
             wanted = hashes[pending]
     for index, segment in enumerate(segments):
-        if segment.has_dead:
+        if segment.has_dead or (now is not None and segment.until is not None):
             mine = np.flatnonzero(source == index)
-            source[mine[segment.dead(row[mine])]] = -1
+            source[mine[segment.absent(row[mine], now)]] = -1
     return Found(tuple(segments), source, row)
+
+
+@dataclass(frozen=True, slots=True)
+class Entries:
+    """All rows of some keys: the place of the key among those asked for, the subkey and the value of each, ordered by
+    place and then by subkey."""
+
+    places: Rows
+    subkeys: pa.Array
+    values: pa.Array
+
+
+def entries_of(
+    store: ObjectStore,
+    cache: SegmentCache,
+    pieces: Sequence[Piece],
+    hashes: Hashes,
+    keys: KeyColumns,
+    kinds: tuple[pa.DataType, pa.DataType],
+    now: int | None = None,
+) -> Entries:
+    """All that is stored under keys, sorted by hash, in pieces that are ordered newest first; `kinds` are the types of
+    subkeys and values."""
+    parts: list[tuple[Rows, Segment, Rows]] = []
+    for piece in pieces:
+        inside = _within(hashes, piece.ranges)
+        asked = np.arange(len(hashes))[inside]
+        if not len(asked):
+            continue
+        segment = cache.open(store, piece.segment)
+        places, rows = _all_of(segment, hashes[asked], asked, keys)
+        if len(places):
+            parts.append((places, segment, rows))
+    if not parts:
+        return Entries(np.arange(0), pa.nulls(0, kinds[0]), pa.nulls(0, kinds[1]))
+    places = np.concatenate([part[0] for part in parts])
+    subs = np.concatenate([segment.subs[rows] for _, segment, rows in parts])
+    subkeys = pa.concat_arrays([segment.keys.columns[-1].take(pa.array(rows)) for _, segment, rows in parts])
+    absent = np.concatenate([segment.absent(rows, now) for _, segment, rows in parts])
+    order, starts = arrange(hash_integers(places), KeyColumns((pa.array(places), subkeys)), subs)
+    newest = order[starts]  # the arrangement is stable and the newest pieces come first
+    newest = newest[~absent[newest]]
+    table = pa.table({"place": places[newest], "subkey": subkeys.take(pa.array(newest))})
+    ranks = pc.sort_indices(table, [("place", "ascending"), ("subkey", "ascending")]).to_numpy()
+    chosen = newest[ranks]
+    values = pa.concat_arrays([segment.values.take(pa.array(rows)) for _, segment, rows in parts])
+    return Entries(places[chosen], subkeys.take(pa.array(chosen)), values.take(pa.array(chosen)))
+
+
+def _all_of(segment: Segment, wanted: Hashes, asked: Rows, keys: KeyColumns) -> tuple[Rows, Rows]:
+    """All rows of a segment of the asked keys, and whose they are."""
+    low = np.searchsorted(segment.hashes, wanted, side="left")
+    counts = np.searchsorted(segment.hashes, wanted, side="right") - low
+    total = int(counts.sum())
+    places = np.repeat(asked, counts)
+    rows = np.arange(total) + np.repeat(low - (np.cumsum(counts) - counts), counts)
+    theirs = KeyColumns(segment.keys.columns[:-1])
+    if not total or (keys.injective() and theirs.injective()):
+        return places, rows
+    same = theirs.same(rows, keys, places)
+    return places[same], rows[same]
 
 
 def _within(wanted: Hashes, ranges: Sequence[Range]) -> slice | Rows:
@@ -105,13 +177,23 @@ def _within(wanted: Hashes, ranges: Sequence[Range]) -> slice | Rows:
     return np.concatenate([np.arange(part.start, part.stop) for part in parts])
 
 
-def _match(segment: Segment, hashes: Hashes, wanted: Hashes, keys: KeyColumns, asked: Rows) -> tuple[Rows, Rows]:
+def _match(
+    segment: Segment, hashes: Hashes, wanted: Hashes, keys: KeyColumns, asked: Rows, subs: Hashes | None
+) -> tuple[Rows, Rows]:
     """Which of the asked keys, whose hashes are wanted, are in the segment, and in which row."""
+    if segment.filter is not None and len(wanted):
+        likely = segment.filter.may_hold(wanted)
+        asked, wanted = asked[likely], wanted[likely]
     at = np.searchsorted(segment.hashes, wanted)
     np.minimum(at, len(segment.hashes) - 1, out=at)
     candidates = segment.hashes[at] == wanted
     hits, rows = asked[candidates], at[candidates]
-    if keys.injective and segment.keys.injective:
+    if subs is not None and len(hits):
+        ends = np.searchsorted(segment.hashes, wanted[candidates], side="right")
+        rows = _first_sub(segment.subs, rows, ends, subs[hits])
+        equal = segment.subs[np.minimum(rows, ends - 1)] == subs[hits]
+        hits, rows = hits[equal & (rows < ends)], rows[equal & (rows < ends)]
+    if keys.injective(subs is not None) and segment.keys.injective(subs is not None):
         return hits, rows
     found_hits, found_rows = [], []
     while len(hits):
@@ -122,7 +204,23 @@ def _match(segment: Segment, hashes: Hashes, wanted: Hashes, keys: KeyColumns, a
         inside = rows < len(segment.hashes)
         hits, rows = hits[inside], rows[inside]
         still = segment.hashes[rows] == hashes[hits]
+        if subs is not None:
+            still &= segment.subs[rows] == subs[hits]
         hits, rows = hits[still], rows[still]
     if not found_hits:
         return hits, rows
     return np.concatenate(found_hits), np.concatenate(found_rows)
+
+
+def _first_sub(subs: Hashes, low: Rows, high: Rows, wanted: Hashes) -> Rows:
+    """For each wanted sub, where the first that is not less stands among those from low to high: binary searches,
+    all of them at once."""
+    low, high = low.copy(), high.copy()
+    while True:
+        open_ = np.flatnonzero(low < high)
+        if not len(open_):
+            return low
+        middle = (low[open_] + high[open_]) // 2
+        less = subs[middle] < wanted[open_]
+        low[open_[less]] = middle[less] + 1
+        high[open_[~less]] = middle[~less]

@@ -4,14 +4,14 @@ segment while a new one is written.
 Rules
 -----
 - The merged segment answers every lookup as its inputs did: of each key the newest row survives (G1).
-- A tombstone survives unless the oldest segments of its range take part: below it something older may still lie.
+- A tombstone survives unless the oldest segments of its range take part: below it something older may still lie. A
+  row that has expired goes under the same condition; readers take it for absent anyway.
 - The cost is that of the rows in the range, not of the segments: a range is a slice.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
@@ -20,19 +20,10 @@ from millstream.protocol.compaction import Job
 from millstream.protocol.keyspace import Hashes, Range, clip, coalesce
 from millstream.protocol.manifest import Edit, Input, Piece
 from millstream.store import names
-from millstream.store.keys import KeyColumns, Mask, Rows, arrange, concat_keys
+from millstream.store.keys import Rows, arrange, concat_keys
 from millstream.store.objects import ObjectStore
+from millstream.store.rows import StateRows
 from millstream.store.segments import SegmentCache, write_segments
-
-
-@dataclass(frozen=True, slots=True)
-class StateRows:
-    """Rows of state, sorted by (hash, key), one per key."""
-
-    hashes: Hashes
-    keys: KeyColumns
-    values: pa.Array
-    dead: Mask
 
 
 def newest_rows(
@@ -42,8 +33,12 @@ def newest_rows(
     span: Range,
     drop_dead: bool,
     newer: StateRows | None = None,
+    now: int | None = None,
 ) -> StateRows:
-    """The newest row of every key in a range, from pieces that are ordered newest first, and rows newer than all."""
+    """The newest row of every key in a range, from pieces that are ordered newest first, and rows newer than all.
+
+    With `drop_dead`, tombstones are left out, and rows that have expired by `now`.
+    """
     sources = [] if newer is None else [newer]
     for piece in pieces:
         segment = cache.open(store, piece.segment)
@@ -56,20 +51,35 @@ def newest_rows(
                     segment.keys.part(rows.start, length),
                     segment.values.slice(rows.start, length),
                     segment.dead(rows),
+                    segment.subs[rows] if segment.has_subs else None,
+                    None if segment.until is None else segment.until[rows],
                 )
             )
-    all_hashes = np.concatenate([source.hashes for source in sources])
-    all_keys = concat_keys([source.keys for source in sources])
-    if all_keys.injective:
+    everything = _together(sources)
+    if everything.keys.injective():
         newest = _overlaid([source.hashes for source in sources])
     else:
-        order, starts = arrange(all_hashes, all_keys)
+        order, starts = arrange(everything.hashes, everything.keys, everything.subs)
         newest = order[starts]  # the arrangement is stable and sources come newest first
-    is_dead = np.concatenate([source.dead for source in sources])[newest]
-    if drop_dead and is_dead.any():
-        newest, is_dead = newest[~is_dead], is_dead[~is_dead]
-    values = pa.concat_arrays([source.values for source in sources]).take(pa.array(newest))
-    return StateRows(all_hashes[newest], all_keys.take(newest), values, is_dead)
+    if drop_dead:
+        gone = everything.dead[newest]
+        if now is not None and everything.until is not None:
+            gone = gone | (everything.until[newest] <= now)
+        newest = newest[~gone]
+    return everything.take(newest)
+
+
+def _together(sources: Sequence[StateRows]) -> StateRows:
+    subs = [source.subs for source in sources if source.subs is not None]
+    until = [source.until for source in sources if source.until is not None]
+    return StateRows(
+        np.concatenate([source.hashes for source in sources]),
+        concat_keys([source.keys for source in sources]),
+        pa.concat_arrays([source.values for source in sources]),
+        np.concatenate([source.dead for source in sources]),
+        np.concatenate(subs) if subs else None,
+        np.concatenate(until) if until else None,
+    )
 
 
 def _overlaid(sources: Sequence[Hashes]) -> Rows:
@@ -99,7 +109,7 @@ def _overlaid(sources: Sequence[Hashes]) -> Rows:
 
 def merge(store: ObjectStore, cache: SegmentCache, job: Job, maker: names.Maker, slot: int) -> Edit:
     """Merges what lies in the job's range of its pieces and says how the manifest changes."""
-    rows = newest_rows(store, cache, job.pieces, job.range, drop_dead=job.bottom)
+    rows = newest_rows(store, cache, job.pieces, job.range, drop_dead=job.bottom, now=job.now)
     outputs = write_segments(
         store,
         job.family,
@@ -107,11 +117,9 @@ def merge(store: ObjectStore, cache: SegmentCache, job: Job, maker: names.Maker,
         slot,
         max(piece.segment.order for piece in job.pieces),
         coalesce([span for piece in job.pieces for span in clip(piece.ranges, [job.range])]),
-        rows.hashes,
-        rows.keys,
-        rows.values,
-        rows.dead,
+        rows,
         timers=any(piece.segment.span is not None for piece in job.pieces),
+        filtered=any(cache.open(store, piece.segment).filter is not None for piece in job.pieces),
     )
     inputs = tuple(Input(piece.segment.name, clip(piece.ranges, [job.range])) for piece in job.pieces)
     return Edit(job.family, job.range, inputs, tuple(outputs))

@@ -12,8 +12,10 @@ Rules
 - A segment of timers can also be read by time: a column holds the row numbers in the order of the rows' times, so
   that the few that are due among millions are found by a binary search.
 
-A file is one Arrow IPC record batch, uncompressed, with the columns `hash` (uint64), `k0`, `k1`... (the key),
-`value` (the declared type, or the bytes of a Python object) and, only if there are tombstones, `dead` (bool).
+A file is one Arrow IPC record batch, uncompressed, with the columns `hash` (uint64), `k0`, `k1`... (the key), `value`
+(the declared type, or the bytes of a Python object) and, only where they are needed: `sub` (uint64, the hash of the
+subkey, which is then the last column of the key), `dead` (bool, tombstones), `until` (int64, when a row expires),
+`by_time` (uint32, of timers) and `filter` (uint16, the bytes of a filter of the segment's hashes).
 """
 
 from __future__ import annotations
@@ -24,6 +26,7 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -34,9 +37,11 @@ from millstream.errors import DamagedObject
 from millstream.protocol.keyspace import LAST, Hashes, Range, clip
 from millstream.protocol.manifest import Family, SegmentRef
 from millstream.store import names
+from millstream.store.filters import FILTER_FROM, HashFilter, filter_of
 from millstream.store.journal import digest_of
 from millstream.store.keys import KeyColumns, Mask, Rows
 from millstream.store.objects import ObjectStore
+from millstream.store.rows import StateRows
 
 MAX_SEGMENT_BYTES = 128 << 20
 """A larger write is cut into several segments of consecutive ranges."""
@@ -63,6 +68,29 @@ class Segment:
         return self.batch.column("value")
 
     @property
+    def has_subs(self) -> bool:
+        """Whether the rows have subkeys."""
+        return "sub" in self.batch.schema.names
+
+    @cached_property
+    def subs(self) -> Hashes:
+        """The hashes of the subkeys, of a segment that has them."""
+        return self._numbers("sub", np.uint64)
+
+    @cached_property
+    def until(self) -> npt.NDArray[np.int64] | None:
+        """When the rows expire; None if they do not."""
+        return self._numbers("until", np.int64) if "until" in self.batch.schema.names else None
+
+    @cached_property
+    def filter(self) -> HashFilter | None:
+        """A filter of the hashes, if the segment has one."""
+        return HashFilter(self._numbers("filter", np.uint16)) if "filter" in self.batch.schema.names else None
+
+    def _numbers(self, column: str, dtype: Any) -> npt.NDArray[Any]:
+        return np.frombuffer(self.batch.column(column).buffers()[1], dtype)[: self.batch.num_rows]
+
+    @property
     def has_dead(self) -> bool:
         """Whether any row is a tombstone."""
         return "dead" in self.batch.schema.names
@@ -77,9 +105,16 @@ class Segment:
         result: Mask = chosen.to_numpy(zero_copy_only=False)
         return result
 
+    def absent(self, rows: Rows, now: int | None) -> Mask:
+        """Which of these rows are tombstones, or have expired."""
+        gone = self.dead(rows)
+        if now is not None and self.until is not None:
+            gone = gone | (self.until[rows] <= now)
+        return gone
+
     def rows_between(self, after: int, until: int) -> Rows:
         """The rows of timers whose times lie after the one and not after the other."""
-        numbers = np.frombuffer(self.batch.column("by_time").buffers()[1], np.uint32)[: self.batch.num_rows]
+        numbers = self._numbers("by_time", np.uint32)
         times = np.frombuffer(self.values.field(0).buffers()[1], np.int64)[: self.batch.num_rows]
         live = len(numbers) - self.ref.tombstones
         edges = [_first_above(times, numbers, live, bound) for bound in (after, until)]
@@ -111,22 +146,26 @@ def write_segments(
     slot: int,
     order: int,
     owned: tuple[Range, ...],
-    hashes: Hashes,
-    keys: KeyColumns,
-    values: pa.Array,
-    dead: Mask | None,
+    rows: StateRows,
     timers: bool = False,
+    filtered: bool = False,
 ) -> list[SegmentRef]:
-    """Writes rows that are sorted by (hash, key) as one segment, or several if they are large.
+    """Writes rows as one segment, or several if they are large.
 
-    `owned` are the ranges that the writer speaks for; all rows lie in them. `timers` says that the values have times.
+    `owned` are the ranges that the writer speaks for; all rows lie in them. `timers` says that the values have times,
+    `filtered` that the segment is to have a filter.
     """
+    hashes, dead = rows.hashes, rows.dead
     columns = {
         "hash": pa.array(hashes),
-        **{f"k{i}": column for i, column in enumerate(keys.columns)},
-        "value": values,
+        **{f"k{i}": column for i, column in enumerate(rows.keys.columns)},
+        "value": rows.values,
     }
-    if dead is not None and dead.any():
+    if rows.subs is not None:
+        columns["sub"] = pa.array(rows.subs)
+    if rows.until is not None:
+        columns["until"] = pa.array(rows.until)
+    if dead.any():
         columns["dead"] = pa.array(dead)
     batch = pa.RecordBatch.from_arrays(list(columns.values()), names=list(columns))
     refs = []
@@ -137,8 +176,10 @@ def write_segments(
         span = None
         if timers:
             part, span = _by_time(part)
+        if filtered and part.num_rows >= FILTER_FROM:
+            part = part.append_column("filter", pa.array(filter_of(hashes[start:stop])))
         data = encode_batch(part)
-        tombstones = int(dead[start:stop].sum()) if dead is not None else 0
+        tombstones = int(dead[start:stop].sum())
         ref = SegmentRef(
             names.segment(family, maker, slot),
             family,
