@@ -13,12 +13,15 @@ from millstream.errors import (
     StoreUnavailable,
     UserError,
 )
+from millstream.model.bags import Bag
 from millstream.model.batch import Batch, InputBatch, TimerBatch, to
 from millstream.model.computation import At, Computation
+from millstream.model.maps import Map
 from millstream.model.query import KeyedStream, Stream
 from millstream.model.sinks import ForeachBatch, Memory, Parquet
 from millstream.model.state import Value
-from millstream.model.timers import EVENT_TIME, WALL_TIME, Timer
+from millstream.model.timers import Timer
+from millstream.model.times import EVENT_TIME, WALL_TIME
 from millstream.spark.session import session
 
 __version__ = "0.1.0"
@@ -27,6 +30,7 @@ __all__ = [
     "EVENT_TIME",
     "WALL_TIME",
     "At",
+    "Bag",
     "Batch",
     "Computation",
     "ConflictError",
@@ -36,6 +40,7 @@ __all__ = [
     "InputBatch",
     "InvariantViolation",
     "KeyedStream",
+    "Map",
     "Memory",
     "MillstreamError",
     "Parquet",

@@ -20,9 +20,10 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from functools import partial
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -36,12 +37,13 @@ from millstream.engine.spec import HASH_COLUMN, TIME_COLUMN, EpochTask, SlotTask
 from millstream.errors import DamagedObject, StoreUnavailable
 from millstream.model.batch import Batch, InputBatch
 from millstream.model.batch_timers import BatchTimer
-from millstream.model.computation import Outcome, RecordFailure, changes_of, run_batch
+from millstream.model.computation import Outcome, RecordFailure, changes_of, close, run_batch, setup
 from millstream.model.graph import Input as GraphInput
 from millstream.model.graph import Step
-from millstream.model.state import Value
-from millstream.model.timers import EVENT_TIME, Due, Look, RecordTimer, Timer
-from millstream.model.times import NULL_TIME, Times, times_of
+from millstream.model.handles import Handle
+from millstream.model.kinds import Changed, State
+from millstream.model.timers import Due, Look, RecordTimer, Timer
+from millstream.model.times import EVENT_TIME, NULL_TIME, Times, times_of
 from millstream.protocol.epochs import Damage, Output, Report
 from millstream.protocol.keyspace import Hashes, Range
 from millstream.protocol.manifest import Edit, Family, Input, Piece, SegmentRef
@@ -50,11 +52,13 @@ from millstream.store import names
 from millstream.store.due import DueTimers, due_between
 from millstream.store.journal import digest_of
 from millstream.store.keys import KeyColumns, Mask, Rows, arrange
-from millstream.store.lookup import Found, locate
+from millstream.store.lookup import Found, entries_of, locate
 from millstream.store.merge import newest_rows
 from millstream.store.objects import ObjectStore
 from millstream.store.rows import StateRows
-from millstream.store.segments import CACHE, SegmentCache, encode_batch, write_segments
+from millstream.store.segments import CACHE, encode_batch, write_segments
+
+Looked = TypeVar("Looked")
 
 TAKE_UP = 2
 """How many times the rows it writes a task may take up from older segments."""
@@ -371,7 +375,7 @@ class _StepRun:
             store,
             done,
         )
-        self.lookups: list[_LazyState] = []
+        self.trouble: DamagedObject | StoreUnavailable | None = None
 
     def _bounds(self, timer: Timer, marks: Mapping[str, int]) -> tuple[int, int]:
         """The time that a timer's kind had reached before the epoch, and has reached with it."""
@@ -396,16 +400,22 @@ class _StepRun:
         before = self.task.before.get(self.step.name, NO_TIME)
         batch = Batch(grouped.inputs, keys.columns, self.step.key, self.step.outputs, self.task.epoch, before)
         timers: dict[str, RecordTimer | BatchTimer] = {}
-        for name, timer in self.step.timers.items():
-            limit, look = self._bounds(timer, marks)[1], self._look(timer, hashes, keys)
+        for name, given in self.step.timers.items():
+            limit, look = self._bounds(given, marks)[1], self._look(given, hashes, keys)
             if self.step.vectorised:
-                timers[name] = BatchTimer(timer, batch, limit, look, grouped.due.get(name))
+                timers[name] = BatchTimer(given, batch, limit, look, grouped.due.get(name))
             else:
-                timers[name] = RecordTimer(timer, limit, len(hashes), look)
+                timers[name] = RecordTimer(given, limit, len(hashes), look)
         outcome = self._run(batch, hashes, keys, timers, grouped.due)
-        self._write_state(batch, outcome, hashes, keys)
-        for handle in timers.values():
-            self._write_timers(handle, hashes, keys)
+        for name, state in outcome.handles.items():
+            declared = self.step.states[name]
+            changes = self._changes(state, batch)
+            if changes is not None:
+                self._write_changes(declared, changes, hashes, keys, self._until(declared, batch, marks))
+        for timer in timers.values():
+            changes = self._changes(timer, batch)
+            if changes is not None:
+                self._write_changes(timer.declared, changes, hashes, keys, None)
         made = {}
         for output, productions in outcome.productions.items():
             if output in outcome.times:
@@ -425,19 +435,29 @@ class _StepRun:
 
         return look
 
-    def _write_timers(self, timer: RecordTimer | BatchTimer, hashes: Hashes, keys: KeyColumns) -> None:
+    def _changes(self, handle: Handle | RecordTimer | BatchTimer, batch: Batch) -> Changed | None:
         try:
-            changes = timer.changes()
-        except Exception as error:
-            raise RecordFailure("", "", error) from error
-        if changes is None:
+            return changes_of(handle, batch)
+        finally:
+            self._check_lookups()
+
+    def _write_changes(
+        self, declared: State | Timer, changes: Changed, hashes: Hashes, keys: KeyColumns, until: Times | None
+    ) -> None:
+        """Writes what a handle changed, in the order of keys."""
+        family = Family(self.step.name, declared.name)
+        all_of_them = len(changes.places) == len(hashes) and changes.subkeys is None
+        mine = keys if all_of_them else keys.take(changes.places)
+        found = hashes if all_of_them else hashes[changes.places]
+        expiry = None if until is None else until[changes.places]
+        if changes.subkeys is None:
+            self._write_rows(family, StateRows(found, mine, changes.values, changes.gone, None, expiry), declared)
             return
-        found = hashes[changes.places]
-        tagged = KeyColumns.canonical([*keys.take(changes.places).columns, changes.tags])
-        subs = tagged.subs()
-        order, _ = arrange(found, tagged, subs)
-        rows = StateRows(found, tagged, changes.timers, changes.gone, subs).take(order)
-        self._write_rows(Family(self.step.name, timer.declared.name), rows, timers=True)
+        full = KeyColumns.canonical([*mine.columns, changes.subkeys])
+        subs = full.subs()
+        order, _ = arrange(found, full, subs)
+        rows = StateRows(found, full, changes.values, changes.gone, subs, expiry).take(order)
+        self._write_rows(family, rows, declared)
 
     def _run(
         self,
@@ -449,57 +469,77 @@ class _StepRun:
     ) -> Outcome:
         computation = self.spec.new_computation(self.step.name)
         try:
-            computation.setup()
+            setup(computation)
         except (Exception, SystemExit) as error:
             raise RecordFailure("", "", error) from error
 
-        def stored(state: Value) -> _LazyState:
-            return self._stored(state.name, hashes, keys)
+        def stored(state: State) -> _LazyState | _LazyEntries:
+            now = self._now(state)
+            if state.subkey_type is None:
+                return self._stored(state.name, hashes, keys, now=now)
+            return _LazyEntries(self, state, hashes, keys, now)
 
         try:
             outcome = run_batch(computation, self.step.states, batch, stored, timers, due)
         except RecordFailure:
             with contextlib.suppress(Exception):  # the first failure is the one to report
-                computation.close()
+                close(computation)
             self._check_lookups()
             raise
         self._check_lookups()
         try:
-            computation.close()
+            close(computation)
         except (Exception, SystemExit) as error:
             raise RecordFailure("", "", error) from error
         return outcome
 
-    def _stored(self, name: str, hashes: Hashes, keys: KeyColumns, subbed: bool = False) -> _LazyState:
+    def _stored(
+        self, name: str, hashes: Hashes, keys: KeyColumns, subbed: bool = False, now: int | None = None
+    ) -> _LazyState:
         """What is stored under these keys of a state or timer of the step."""
         pieces = self.pieces.get(Family(self.step.name, name), [])
-        self.lookups.append(_LazyState(self.store, CACHE, pieces, hashes, keys, keys.subs() if subbed else None))
-        return self.lookups[-1]
+        subs = keys.subs() if subbed else None
+        return _LazyState(partial(locate, self.store, CACHE, pieces, hashes, keys, subs, now), self._guarded)
+
+    def _guarded(self, look: Callable[[], Looked]) -> Looked:
+        """Looks something up. User code sees the exception too if it fails, and might swallow it: it is remembered."""
+        try:
+            return look()
+        except (DamagedObject, StoreUnavailable) as error:
+            self.trouble = error
+            raise
 
     def _check_lookups(self) -> None:
         """State that could not be read is our trouble, whatever user code made of it."""
-        for lookup in self.lookups:
-            if lookup.trouble is not None:
-                raise lookup.trouble
+        if self.trouble is not None:
+            raise self.trouble
 
-    def _write_state(self, batch: Batch, outcome: Outcome, hashes: Hashes, keys: KeyColumns) -> None:
-        for name, handle in outcome.handles.items():
-            changes = changes_of(handle, batch)
-            if changes is None:
-                continue
-            changed, values, gone = changes
-            rows = StateRows(hashes, keys, values, gone)
-            if not changed.all():
-                rows = rows.take(np.flatnonzero(changed))
-            self._write_rows(Family(self.step.name, name), rows)
+    def _now(self, declared: State) -> int | None:
+        """The time by which values of a state have expired; None if they do not."""
+        if declared.ttl is None:
+            return None
+        if declared.ttl_time == EVENT_TIME:
+            return self.task.before[self.step.name]
+        return self.task.clock_ms * 1000
 
-    def _write_rows(self, family: Family, rows: StateRows, timers: bool = False) -> None:
+    def _until(self, declared: State, batch: Batch, marks: Mapping[str, int]) -> Times | None:
+        """When what is written now expires, for each key."""
+        if declared.ttl is None:
+            return None
+        if declared.ttl_time != EVENT_TIME:
+            return np.full(len(batch), self.task.clock_ms * 1000 + declared.ttl)
+        newest = batch.newest().view(np.int64)
+        newest[newest == NULL_TIME] = max(marks[self.step.name], NO_TIME + 1)
+        return np.minimum(newest, END_OF_TIME - declared.ttl) + declared.ttl
+
+    def _write_rows(self, family: Family, rows: StateRows, declared: State | Timer) -> None:
         owned = self.mine.owned[self.step.name]
         pieces = self.pieces.get(family, [])
         taken = self._taken_up(pieces, len(rows.hashes), owned)
         if taken:
             bottom = len(taken) == len(pieces)
-            rows = newest_rows(self.store, CACHE, taken, owned[0], drop_dead=bottom, newer=rows)
+            now = self._now(declared) if isinstance(declared, State) else None
+            rows = newest_rows(self.store, CACHE, taken, owned[0], drop_dead=bottom, newer=rows, now=now)
         refs = write_segments(
             self.store,
             family,
@@ -508,7 +548,8 @@ class _StepRun:
             self.task.epoch,
             owned,
             rows,
-            timers,
+            timers=isinstance(declared, Timer),
+            filtered=isinstance(declared, State) and declared.bloom,
         )
         if taken:
             inputs = tuple(Input(piece.segment.name, piece.ranges) for piece in taken)
@@ -540,34 +581,39 @@ class _StepRun:
 class _LazyState:
     """The stored values of a batch's keys, looked up when first asked for."""
 
-    def __init__(
-        self,
-        store: ObjectStore,
-        cache: SegmentCache,
-        pieces: list[Piece],
-        hashes: Hashes,
-        keys: KeyColumns,
-        subs: Hashes | None,
-    ) -> None:
-        self._arguments = (store, cache, pieces, hashes, keys, subs)
-        self._found: Found | None = None
-        self.trouble: DamagedObject | StoreUnavailable | None = None
-        """Why it could not be looked up. User code sees the exception too, and might swallow it."""
+    def __init__(self, look: Callable[[], Found], guarded: Callable[[Callable[[], Found]], Found]) -> None:
+        self._look, self._guarded = look, guarded
+        self._known: Found | None = None
 
-    def _look(self) -> Found:
-        if self._found is None:
-            try:
-                self._found = locate(*self._arguments)
-            except (DamagedObject, StoreUnavailable) as error:
-                self.trouble = error
-                raise
-        return self._found
+    def _found(self) -> Found:
+        if self._known is None:
+            self._known = self._guarded(self._look)
+        return self._known
 
     def present(self) -> Mask:
-        return self._look().present
+        return self._found().present
 
     def numbers(self, default: Any, dtype: Any) -> npt.NDArray[Any]:
-        return self._look().numbers(default, dtype)
+        return self._found().numbers(default, dtype)
 
     def arrow(self, kind: pa.DataType) -> pa.Array:
-        return self._look().arrow(kind)
+        return self._found().arrow(kind)
+
+
+class _LazyEntries:
+    """The stored entries of a batch's keys, of a state with subkeys."""
+
+    def __init__(self, run: _StepRun, state: State, hashes: Hashes, keys: KeyColumns, now: int | None) -> None:
+        self._run, self._state, self._hashes, self._keys, self._now = run, state, hashes, keys, now
+
+    def look(self, places: Rows, subkeys: pa.Array) -> _LazyState:
+        full = KeyColumns.canonical([*self._keys.take(places).columns, subkeys])
+        return self._run._stored(self._state.name, self._hashes[places], full, subbed=True, now=self._now)
+
+    def entries(self, places: Rows) -> tuple[Rows, pa.Array, pa.Array]:
+        run, state = self._run, self._state
+        pieces = run.pieces.get(Family(run.step.name, state.name), [])
+        kinds = (state.subkey_type, state.stored_type)
+        mine = self._keys.take(places)
+        found = run._guarded(lambda: entries_of(run.store, CACHE, pieces, self._hashes[places], mine, kinds, self._now))
+        return places[found.places], found.subkeys, found.values

@@ -14,8 +14,11 @@ from itertools import pairwise
 import pyarrow as pa
 
 from millstream.model.graph import Step
+from millstream.model.times import EVENT_TIME
+from millstream.protocol.epochs import History
 from millstream.protocol.keyspace import LAST, Range, clip
-from millstream.protocol.manifest import Family, Manifest, Piece
+from millstream.protocol.manifest import Family, Piece
+from millstream.protocol.time import NO_TIME
 from millstream.store.merge import newest_rows
 from millstream.store.objects import ObjectStore
 from millstream.store.segments import CACHE
@@ -25,9 +28,22 @@ PART_BYTES = 64 << 20
 
 
 def state_schema(step: Step, state: str) -> pa.Schema:
-    """The key's columns and the value, named as declared."""
+    """The key's columns, the subkey of a map (or the epoch of what a bag holds), and the value, named as declared."""
+    declared = step.states[state]
     fields = [pa.field(name, kind) for name, kind in zip(step.key, step.key_types, strict=True)]
-    return pa.schema([*fields, pa.field(state, step.states[state].arrow_type)])
+    if declared.subkey_type is not None:
+        fields.append(pa.field(declared.subkey_column, declared.subkey_type))
+    return pa.schema([*fields, pa.field(state, declared.stored_type)])
+
+
+def now_of(step: Step, state: str, history: History) -> int | None:
+    """The time by which values of a state have expired, as of a history; None if they do not."""
+    declared = step.states.get(state)
+    if declared is None or declared.ttl is None:
+        return None
+    if declared.ttl_time == EVENT_TIME:
+        return history.watermarks.get(step.name, NO_TIME)
+    return history.clock_ms * 1000
 
 
 def parts_of(pieces: Sequence[Piece], part_bytes: int = PART_BYTES) -> list[tuple[Range, list[Piece]]]:
@@ -43,18 +59,20 @@ def parts_of(pieces: Sequence[Piece], part_bytes: int = PART_BYTES) -> list[tupl
     return parts
 
 
-def read_part(store: ObjectStore, schema: pa.Schema, span: Range, pieces: Sequence[Piece]) -> pa.RecordBatch:
-    """The state in one range."""
-    rows = newest_rows(store, CACHE, pieces, span, drop_dead=True)
+def read_part(
+    store: ObjectStore, schema: pa.Schema, span: Range, pieces: Sequence[Piece], now: int | None = None
+) -> pa.RecordBatch:
+    """The state in one range, without what has expired by `now`."""
+    rows = newest_rows(store, CACHE, pieces, span, drop_dead=True, now=now)
     return pa.RecordBatch.from_arrays([*rows.keys.columns, rows.values], schema=schema)
 
 
-def read_state(store: ObjectStore, step: Step, state: str, manifest: Manifest) -> pa.Table:
-    """All state of one declaration, in hash order."""
-    schema = state_schema(step, state)
+def read_state(store: ObjectStore, step: Step, state: str, history: History) -> pa.Table:
+    """All state of one declaration as of a history, in hash order."""
+    schema, now = state_schema(step, state), now_of(step, state, history)
 
     def batches() -> Iterator[pa.RecordBatch]:
-        for span, pieces in parts_of(manifest.pieces(Family(step.name, state))):
-            yield read_part(store, schema, span, pieces)
+        for span, pieces in parts_of(history.manifest.pieces(Family(step.name, state))):
+            yield read_part(store, schema, span, pieces, now)
 
     return pa.Table.from_batches(batches(), schema=schema)

@@ -17,8 +17,10 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from millstream.engine.state import now_of
 from millstream.model.graph import Graph
 from millstream.protocol.compaction import Job, choose
 from millstream.protocol.epochs import History
@@ -106,6 +108,7 @@ class Upkeep:
                 for state in step.families:
                     job = choose(manifest, Family(step.name, state), owned, self._budget)
                     if job is not None:
+                        job = replace(job, now=now_of(step, state, history))
                         jobs.append((job, Maker(history.generation, history.epoch, "c", self._next_number), slot))
                         self._next_number += 1
         return jobs

@@ -192,6 +192,15 @@ class Batch:
         part.whole, part.places = self, places
         return part
 
+    def newest(self) -> npt.NDArray[np.datetime64]:
+        """The newest event time of each key's records, over all inputs; NaT where there is none."""
+        newest = np.full(len(self), NULL_TIME, np.int64)
+        for part in self.inputs.values():
+            some = part.count() > 0
+            if some.any():
+                newest[some] = np.maximum(newest[some], np.maximum.reduceat(part.micros, part.starts[some]))
+        return newest.view("datetime64[us]")
+
     @cached_property
     def _only(self) -> InputBatch:
         if not self.inputs:

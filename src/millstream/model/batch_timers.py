@@ -2,10 +2,9 @@
 
 Rules
 -----
-- What was set and deleted is a log of columns, newest last. It is sorted and folded when somebody asks, so that the
-  cost is that of the timers touched, whatever the number of keys, of tags, and of timers pending.
 - Due timers stand in line by key and time. In each round the first of every key fires; one that was moved or deleted
   meanwhile, or has fired, is passed over.
+- The cost is that of the timers touched and due, whatever the number of keys, of tags, and of timers pending.
 """
 
 from __future__ import annotations
@@ -21,53 +20,44 @@ import pyarrow as pa
 
 from millstream.errors import UserError
 from millstream.model.arrays import array_from
-from millstream.model.batch import Batch, Rows, TimerBatch
-from millstream.model.state import object_array
-from millstream.model.timers import FIRE_LIMIT, TAG, Due, Look, Mask, Timer, TimerChanges, check_tag
+from millstream.model.batch import Batch, TimerBatch
+from millstream.model.kinds import Changed, Mask, Rows, object_array
+from millstream.model.overlay import GONE, Column, Overlay, mask_of, places_in
+from millstream.model.timers import FIRE_LIMIT, TAG, Due, Look, Timer, check_tag
 from millstream.model.times import NULL_TIME, Times
-
-_GONE = NULL_TIME
-"""The time of a timer that is not set."""
-
-_NO_PAYLOAD = -1
 
 
 @dataclass(frozen=True, slots=True)
 class _Timers:
-    """Some timers: which (tag and key in one number), for when, and the row of the payload."""
+    """Some timers: which (key and tag in one number), for when, and their rows in the log."""
 
     ids: Rows
     times: Times
-    payloads: Rows
+    rows: Rows
 
     def take(self, at: Rows | Mask) -> _Timers:
-        return _Timers(self.ids[at], self.times[at], self.payloads[at])
+        return _Timers(self.ids[at], self.times[at], self.rows[at])
+
+
+_NONE = _Timers(np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0, np.int64))
 
 
 def _joined(parts: list[_Timers]) -> _Timers:
     return _Timers(
         np.concatenate([part.ids for part in parts]),
         np.concatenate([part.times for part in parts]),
-        np.concatenate([part.payloads for part in parts]),
+        np.concatenate([part.rows for part in parts]),
     )
-
-
-_NONE = _Timers(np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0, np.int64))
 
 
 class BatchTimer:
     """The timers of all keys of a batch."""
 
     def __init__(self, declared: Timer, batch: Batch, limit: int, look: Look, due: Due | None) -> None:
-        self.declared, self.limit, self._batch, self._look = declared, limit, batch, look
-        self._keys = max(len(batch), 1)
-        self._codes: dict[str, int] = {}
-        self._known = _NONE
-        """What was touched, in order of ids."""
-        self._log: list[_Timers] = []
-        """What was touched since."""
-        self._payloads: list[pa.Array] = []
-        self._payload_count = 0
+        self.declared, self.limit, self.batch, self._look = declared, limit, batch, look
+        self._over = Overlay(len(batch), TAG)
+        self._times = Column(pa.int64())
+        self._payloads = None if declared.payload_type is None else Column(declared.payload_type)
         self._line = _NONE
         """What is due, by key and time."""
         self._first, self._end = np.empty(0, np.int64), np.empty(0, np.int64)
@@ -75,8 +65,8 @@ class BatchTimer:
         self._fresh: list[_Timers] = []
         """What was set and is due, but not in the line yet."""
         if due is not None:
-            payloads = np.full(len(due.places), _NO_PAYLOAD) if due.payloads is None else self._keep(due.payloads)
-            self._fresh.append(_Timers(self._ids(due.places, due.tags), due.times, payloads))
+            rows = self._keep(due.times, due.payloads)
+            self._fresh.append(_Timers(self._over.ids(due.places, due.tags), due.times, rows))
 
     # -- what users call ---------------------------------------------------------------------------------------------
 
@@ -87,32 +77,32 @@ class BatchTimer:
             raise UserError(
                 f"timer {name!r}: {len(stamps)} times found, {len(batch)} expected, one for each of batch.keys"
             )
-        places, chosen = self._places(batch, where)
-        if (stamps[chosen] == NULL_TIME).any():
+        places, chosen = places_in(self.batch, batch, name), mask_of(batch, where)
+        stamps = stamps[chosen]
+        if (stamps == NULL_TIME).any():
             raise UserError(f"timer {name!r}: some of the times are NaT; say where= there is one")
-        payloads = self._given(batch, payload)[chosen]
-        timers = _Timers(self._ids(places, self._tags(batch, tag, chosen)), stamps[chosen], payloads)
-        self._log.append(timers)
-        due = timers.times <= self.limit
+        given = self._given(batch, payload)
+        rows = self._keep(stamps, None if given is None else given.filter(pa.array(chosen)))
+        timers = _Timers(self._over.ids(places[chosen], self._tags(batch, tag, chosen)), stamps, rows)
+        self._over.put(timers.ids, rows)
+        due = stamps <= self.limit
         if due.any():
             self._fresh.append(timers.take(due))
 
     def delete(self, batch: Batch, *, where: Any = None, tag: Any = "") -> None:
-        places, chosen = self._places(batch, where)
-        ids = self._ids(places, self._tags(batch, tag, chosen))
-        self._log.append(_Timers(ids, np.full(len(ids), _GONE), np.full(len(ids), _NO_PAYLOAD)))
+        places, chosen = places_in(self.batch, batch, self.declared.name), mask_of(batch, where)
+        ids = self._over.ids(places[chosen], self._tags(batch, tag, chosen))
+        self._over.put(ids, np.full(len(ids), GONE))
 
     def get(self, batch: Batch, *, tag: Any = "") -> npt.NDArray[np.datetime64]:
         """When the timers of the keys are due; NaT where they are not set."""
-        places, chosen = self._places(batch, None)
-        tags = self._tags(batch, tag, chosen)
-        known, current = self._current(self._ids(places, tags))
-        stamps = current.times
+        places, everyone = places_in(self.batch, batch, self.declared.name), mask_of(batch, None)
+        tags = self._tags(batch, tag, everyone)
+        known, rows = self._over.current(self._over.ids(places, tags))
+        stamps = self._times_of(rows)
         unknown = np.flatnonzero(~known)
         if len(unknown):
-            rest = tags if isinstance(tags, str) else tags.take(pa.array(unknown))
-            rest = pa.repeat(pa.scalar(rest, TAG), len(unknown)) if isinstance(rest, str) else rest
-            stamps[unknown] = self._look(places[unknown], rest)
+            stamps[unknown] = self._look(places[unknown], tags.take(pa.array(unknown)))
         return stamps.view("datetime64[us]")
 
     # -- what the run calls ------------------------------------------------------------------------------------------
@@ -126,59 +116,42 @@ class BatchTimer:
         """The keys with due timers, in order, and the time of the first of each."""
         self._line_up()
         while len(self._first):
-            known, current = self._current(self._line.ids[self._first])
-            over = known & (current.times != self._line.times[self._first])
+            known, rows = self._over.current(self._line.ids[self._first])
+            over = known & (self._times_of(rows) != self._line.times[self._first])
             if not over.any():
                 break
-            self._first = self._first + over
-            self._drop_finished()
+            self._pass(over)
         front = self._line.take(self._first)
-        return front.ids % self._keys, front.times
+        return self._over.places(front.ids), front.times
 
     def take(self, chosen: Mask) -> TimerBatch:
         """Takes the first due timers of some of the keys in front."""
-        at = self._first[chosen]
-        taken = self._line.take(at)
-        known, current = self._current(taken.ids)
-        rows = np.where(known, current.payloads, taken.payloads)
-        self._first = self._first + chosen
-        self._drop_finished()
-        self._log.append(_Timers(taken.ids, np.full(len(at), _GONE), np.full(len(at), _NO_PAYLOAD)))
-        carried: Any = self._payload_rows(rows)
-        if self.declared.is_object:
-            carried = object_array([None if data is None else pickle.loads(data) for data in carried.to_pylist()])
-        return TimerBatch(self._batch, taken.ids % self._keys, taken.times, self._tag_names(taken.ids), carried)
+        taken = self._line.take(self._first[chosen])
+        known, rows = self._over.current(taken.ids)
+        payloads = None if self._payloads is None else self._payloads.take(np.where(known, rows, taken.rows))
+        self._pass(chosen)
+        self._over.put(taken.ids, np.full(len(taken.ids), GONE))
+        if self.declared.is_object and payloads is not None:
+            payloads = object_array([None if data is None else pickle.loads(data) for data in payloads.to_pylist()])
+        return TimerBatch(
+            self.batch, self._over.places(taken.ids), taken.times, self._over.subkeys(taken.ids), payloads
+        )
 
-    def changes(self) -> TimerChanges | None:
+    def changes(self) -> Changed | None:
         """What was set, moved and deleted, and what has fired."""
-        self._settle()
-        if not len(self._known.ids):
+        ids, rows = self._over.touched()
+        if not len(ids):
             return None
-        gone = self._known.times == _GONE
-        timers = self.declared.encode(np.where(gone, 0, self._known.times), self._payload_rows(self._known.payloads))
-        return TimerChanges(self._known.ids % self._keys, self._tag_names(self._known.ids), timers, gone)
+        gone = rows == GONE
+        payloads = None if self._payloads is None else self._payloads.take(rows)
+        timers = self.declared.encode(np.where(gone, 0, self._times_of(rows)), payloads)
+        return Changed(self._over.places(ids), self._over.subkeys(ids), timers, gone)
 
     # -- inside ------------------------------------------------------------------------------------------------------
 
-    def _settle(self) -> None:
-        """Folds the log: of each timer the newest entry counts."""
-        if self._log:
-            joined = _joined([self._known, *self._log])
-            order = np.argsort(joined.ids, kind="stable")
-            ids = joined.ids[order]
-            self._known = joined.take(order[np.append(ids[1:] != ids[:-1], np.ones(min(len(ids), 1), np.bool_))])
-            self._log = []
-
-    def _current(self, ids: Rows) -> tuple[Mask, _Timers]:
-        """Which of these timers were touched, and how they are now."""
-        self._settle()
-        none = np.full(len(ids), _NO_PAYLOAD)
-        if not len(self._known.ids):
-            return np.zeros(len(ids), np.bool_), _Timers(ids, np.full(len(ids), _GONE), none)
-        at = np.minimum(np.searchsorted(self._known.ids, ids), len(self._known.ids) - 1)
-        known = self._known.ids[at] == ids
-        found = self._known.take(at)
-        return known, _Timers(ids, np.where(known, found.times, _GONE), np.where(known, found.payloads, none))
+    def _times_of(self, rows: Rows) -> Times:
+        times: Times = self._times.take(rows).fill_null(NULL_TIME).to_numpy(zero_copy_only=False)
+        return times if times.flags.writeable else times.copy()
 
     def _line_up(self) -> None:
         """Puts what was set meanwhile in its place in the line."""
@@ -189,35 +162,23 @@ class BatchTimer:
         rest = np.arange(counts.sum()) + np.repeat(self._first - passed, counts)
         joined = _joined([self._line.take(rest), *self._fresh])
         self._fresh = []
-        places = joined.ids % self._keys
+        places = self._over.places(joined.ids)
         order = np.lexsort((joined.times, places))
         self._line, places = joined.take(order), places[order]
         self._first = np.flatnonzero(np.concatenate(([True], places[1:] != places[:-1])))
         self._end = np.append(self._first[1:], len(places))
 
-    def _drop_finished(self) -> None:
+    def _pass(self, over: Mask) -> None:
+        """Some keys go on to their next timer."""
+        self._first = self._first + over
         left = self._first < self._end
         self._first, self._end = self._first[left], self._end[left]
 
-    def _ids(self, places: Rows, tags: pa.Array | str) -> Rows:
-        if isinstance(tags, str):
-            return places + self._keys * self._code(tags)
-        coded = tags.dictionary_encode()
-        codes = np.array([self._code(name) for name in coded.dictionary.to_pylist()], np.int64)
-        numbers: Rows = places + self._keys * codes[coded.indices.to_numpy(zero_copy_only=False)]
-        return numbers
-
-    def _code(self, name: str) -> int:
-        return self._codes.setdefault(name, len(self._codes))
-
-    def _tag_names(self, ids: Rows) -> pa.Array:
-        return pa.array(list(self._codes), TAG).take(pa.array(ids // self._keys))
-
-    def _tags(self, batch: Batch, tag: Any, chosen: Mask) -> pa.Array | str:
-        """The tags of the chosen keys: one for all of them, or one for each key of the batch."""
+    def _tags(self, batch: Batch, tag: Any, chosen: Mask) -> pa.Array:
+        """The tags of the chosen keys, given one for all of them, or one for each key of the batch."""
         if not isinstance(tag, (pa.Array, pa.ChunkedArray, np.ndarray, list)):
             check_tag(self.declared.name, tag)
-            return str(tag)
+            return pa.repeat(pa.scalar(tag, TAG), int(chosen.sum()))
         tags = array_from(tag, TAG)
         if len(tags) != len(batch) or tags.null_count:
             raise UserError(
@@ -226,11 +187,11 @@ class BatchTimer:
             )
         return tags.filter(pa.array(chosen))
 
-    def _given(self, batch: Batch, payload: Any) -> Rows:
-        """Keeps the payloads that were given; the row of each key's."""
+    def _given(self, batch: Batch, payload: Any) -> pa.Array | None:
+        """The payloads that were given, as they are stored."""
         name = self.declared.name
         if payload is None:
-            return np.full(len(batch), _NO_PAYLOAD)
+            return None
         if self.declared.payload_type is None:
             raise UserError(f"timer {name!r} has no payload; declare it as Timer(..., payload='string')")
         if len(payload) != len(batch):
@@ -239,41 +200,21 @@ class BatchTimer:
             values = payload.to_pylist() if isinstance(payload, pa.Array) else payload
             payload = [pickle.dumps(value, protocol=5) for value in values]
         try:
-            return self._keep(array_from(payload, self.declared.payload_type))
+            return array_from(payload, self.declared.payload_type)
         except UserError as error:
             raise UserError(f"timer {name!r}: its payload: {error}") from error
 
-    def _keep(self, payloads: pa.Array) -> Rows:
-        rows = np.arange(self._payload_count, self._payload_count + len(payloads))
-        self._payloads.append(payloads)
-        self._payload_count += len(payloads)
-        return rows
-
-    def _payload_rows(self, rows: Rows) -> pa.Array | None:
-        """These payloads; None if the timer has none."""
-        kind = self.declared.payload_type
-        if kind is None:
-            return None
-        if len(self._payloads) != 1:
-            self._payloads = [pa.concat_arrays([pa.nulls(0, kind), *self._payloads])]
-        return self._payloads[0].take(pa.array(rows, mask=rows == _NO_PAYLOAD))
-
-    def _places(self, batch: Batch, where: Any) -> tuple[Rows, Mask]:
-        """The places in the whole batch of the chosen keys, and which of the given keys they are."""
-        if batch is not self._batch and batch.whole is not self._batch:
-            raise UserError(f"{self.declared.name}: give the batch that on_batch or the callback was called with")
-        chosen = np.ones(len(batch), np.bool_) if where is None else np.asarray(where, np.bool_)
-        if len(chosen) != len(batch):
-            raise UserError(f"where has {len(chosen)} entries, {len(batch)} expected, one for each of batch.keys")
-        places = np.arange(len(batch)) if batch is self._batch else batch.places
-        return places[chosen], chosen
+    def _keep(self, times: Times, payloads: pa.Array | None) -> Rows:
+        if self._payloads is not None:
+            kind = self.declared.payload_type
+            self._payloads.add(pa.nulls(len(times), kind) if payloads is None else payloads)
+        return self._times.add(pa.array(times, pa.int64()))
 
 
 def fire_batches(timers: dict[str, BatchTimer]) -> Iterable[tuple[BatchTimer, TimerBatch]]:
     """The due timers, in as many rounds as a key has of them: in each round the first of every key."""
     handles = list(timers.values())
-    keys = max(len(handle._batch) for handle in handles)
-    reached = np.full(keys, NULL_TIME)
+    reached = np.full(len(handles[0].batch), NULL_TIME)
     stuck, given = 0, sum(handle.most_due() for handle in handles)
     while stuck <= FIRE_LIMIT + given:
         fronts = [handle.front() for handle in handles]

@@ -28,9 +28,10 @@ from millstream.errors import UserError
 from millstream.model.arrays import python_values
 from millstream.model.batch import Batch, Timed, To, output_column, output_of
 from millstream.model.batch_timers import BatchTimer, fire_batches
-from millstream.model.state import BadState, BatchValue, RecordValue, Stored, Value, record_handle
-from millstream.model.timers import EVENT_TIME, Agenda, Due, RecordTimer, Timer
-from millstream.model.times import NULL_TIME, Times, moment
+from millstream.model.handles import Handle, RecordHandle, batch_handle, record_handle
+from millstream.model.kinds import BadState, Changed, State
+from millstream.model.timers import Agenda, Due, RecordTimer, Timer
+from millstream.model.times import EVENT_TIME, NULL_TIME, Times, moment
 from millstream.model.types import format_schema, parse_schema
 
 
@@ -101,9 +102,9 @@ class Computation:
         raise NotImplementedError
 
 
-def declared_states(kind: type) -> dict[str, Value]:
+def declared_states(kind: type) -> dict[str, State]:
     """The states a computation declares, those of base classes included; later declarations override."""
-    return _declared(kind, Value, "state", 'Value("long")')
+    return _declared(kind, State, "state", 'Value("long")')
 
 
 def declared_timers(kind: type) -> dict[str, Timer]:
@@ -133,7 +134,7 @@ def _declared(kind: type, wanted: type[Declared], what: str, example: str) -> di
                 )
             elif isinstance(member, type) and issubclass(member, wanted):
                 raise UserError(
-                    f"{kind.__name__}.{name} is the class {wanted.__name__} itself; write {name} = {example}"
+                    f"{kind.__name__}.{name} is the class {member.__name__} itself; write {name} = {example}"
                 )
     return found
 
@@ -199,14 +200,14 @@ class Outcome:
 
     productions: dict[str, pa.RecordBatch]
     times: dict[str, Times]
-    handles: Mapping[str, BatchValue | RecordValue]
+    handles: Mapping[str, Handle]
 
 
 def run_batch(
     computation: Computation,
-    states: Mapping[str, Value],
+    states: Mapping[str, State],
     batch: Batch,
-    stored: Callable[[Value], Stored],
+    stored: Callable[[State], Any],
     timers: Mapping[str, RecordTimer | BatchTimer] | None = None,
     due: Mapping[str, Due] | None = None,
 ) -> Outcome:
@@ -214,7 +215,7 @@ def run_batch(
     vars(computation).update(timers or {})
     schemas = output_schemas(computation)
     if is_vectorised(type(computation)):
-        handles: dict[str, BatchValue | RecordValue] = {n: BatchValue(s, batch, stored(s)) for n, s in states.items()}
+        handles: dict[str, Handle] = {n: batch_handle(s, batch, stored(s)) for n, s in states.items()}
         vars(computation).update(handles)
         try:
             productions, times = _collect_batches(_call_batches(computation, batch, timers or {}), schemas, batch)
@@ -233,7 +234,21 @@ def run_batch(
     return Outcome(productions, times, handles)
 
 
-def changes_of(handle: BatchValue | RecordValue, batch: Batch) -> Any:
+def setup(computation: Computation) -> None:
+    """Calls `setup()`; not a state or timer of that name, which a computation may declare."""
+    method = type(computation).setup
+    if callable(method):
+        method(computation)
+
+
+def close(computation: Computation) -> None:
+    """Calls `close()`; not a state or timer of that name, which a computation may declare."""
+    method = type(computation).close
+    if callable(method):
+        method(computation)
+
+
+def changes_of(handle: Handle | RecordTimer | BatchTimer, batch: Batch) -> Changed | None:
     """What a handle changed; a value that does not fit its type is a failure of its key."""
     try:
         return handle.changes()
@@ -262,7 +277,7 @@ class _Applied:
 def _apply_records(
     computation: Computation,
     batch: Batch,
-    cells: list[RecordValue],
+    cells: list[RecordHandle],
     timers: dict[str, RecordTimer],
     due: dict[str, Due],
 ) -> _Applied:
@@ -452,11 +467,7 @@ def _newest(given: Batch, count: int) -> Times:
     """Event times of productions that were given none: the newest of each key, where there is one for each of the keys
     with records; else the newest of the batch."""
     records = given._of_records()
-    newest = np.full(len(records), NULL_TIME, np.int64)
-    for part in records.inputs.values():
-        some = part.count() > 0
-        if some.any():
-            newest[some] = np.maximum(newest[some], np.maximum.reduceat(part.micros, part.starts[some]))
+    newest = records.newest().view(np.int64)
     if count == len(records):
         return newest
     return np.full(count, newest.max(initial=NULL_TIME), np.int64)

@@ -21,11 +21,11 @@ import pyarrow as pa
 
 from millstream.errors import UserError
 from millstream.model.computation import Computation, declared_states, declared_timers, is_vectorised, output_schemas
+from millstream.model.kinds import State
 from millstream.model.query import ONLY_INPUT, InputNode, MapNode, Query, SinkNode, StepNode, check_name
 from millstream.model.sinks import Sink
-from millstream.model.state import Value
-from millstream.model.timers import EVENT_TIME, Timer
-from millstream.model.times import EventTime
+from millstream.model.timers import Timer
+from millstream.model.times import EVENT_TIME, EventTime
 from millstream.model.types import check_key_type, format_schema, format_type
 
 
@@ -65,7 +65,7 @@ class Step:
     level: int
     inputs: tuple[Input, ...]
     computation: Computation
-    states: dict[str, Value]
+    states: dict[str, State]
     outputs: dict[str, pa.Schema]
     late: str = "drop"
     timers: dict[str, Timer] = field(default_factory=dict)
@@ -209,8 +209,13 @@ def resolve(query: Query, schemas: Mapping[str, pa.Schema]) -> Graph:
         inputs = tuple(_input(node, given, streams, times) for given in node.inputs)
         _check_inputs(node.name, inputs)
         states = declared_states(type(node.computation))
-        for state in states:
+        for state, declared in states.items():
             check_name(f"step {node.name!r}: state", state)
+            if declared.ttl_time == EVENT_TIME and all(given.time is None for given in inputs):
+                raise UserError(
+                    f"step {node.name!r}: the ttl of its state {state!r} is of event time, but no input has any; give "
+                    "the source event_time=..., or use WALL_TIME"
+                )
         level = 1 + max(levels[given.stream] for given in inputs)
         outputs = output_schemas(node.computation)
         for schema in outputs.values():

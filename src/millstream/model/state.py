@@ -1,8 +1,7 @@
-"""Declared state: what a computation says it keeps per key, and the handles through which it reads and writes.
+"""One value per key: how it is declared, and the handles through which a computation reads and writes it.
 
 Rules
 -----
-- State is declared on the class, with a type, so its schema is known before any user code runs.
 - A state with a default never holds null: absent keys read as the default. Without a default they read as null.
 - One rule for arrays: **what can hold a null is an Arrow array, what cannot is NumPy.** So a number or boolean with
   a default is NumPy; everything else is Arrow; Python objects come as a NumPy array of objects.
@@ -15,8 +14,6 @@ from __future__ import annotations
 
 import copy
 import pickle
-from datetime import date, time, timedelta
-from decimal import Decimal
 from typing import Any, Protocol, overload
 
 import numpy as np
@@ -27,14 +24,11 @@ import pyarrow.compute as pc
 from millstream.errors import UserError
 from millstream.model.arrays import array_from
 from millstream.model.batch import Batch
-from millstream.model.types import format_type, is_fixed_number, parse_type
-
-Mask = npt.NDArray[np.bool_]
-
-_UNCHANGEABLE = (type(None), bool, int, float, str, bytes, Decimal, date, time, timedelta)  # a datetime is a date
+from millstream.model.kinds import BadState, Changed, Mask, State, object_array
+from millstream.model.times import WALL_TIME
 
 
-class Value:
+class Value(State):
     """One value per key.
 
     `type` is a Spark DDL type (`"long"`, `"array<string>"`, `"struct<n: long, sum: double>"`) or `object` for any
@@ -42,55 +36,26 @@ class Value:
     current key; inside `on_batch`, `read(batch)`, `write(batch, values)`, `delete(batch)` and `exists(batch)` concern
     all keys of the batch at once.
 
+    With a `ttl`, such as "1 hour", a value is absent that long after it was last written: by the driver's clock, or
+    with `ttl_time=EVENT_TIME` when the watermark has passed the newest record of the key by as much. `bloom=True` is
+    for keys that are mostly new: it saves the search for them.
+
     >>> Value("long", default=0)
     Value('BIGINT', default=0)
+    >>> Value("string", ttl="30 minutes")
+    Value('STRING', ttl='0:30:00')
     """
 
-    def __init__(self, type: str | type[object] = "", *, default: Any = None) -> None:
-        self.name = ""
-        if type == "":
-            raise UserError('a Value needs a type: a Spark DDL type such as Value("long"), or Value(object)')
-        self.is_object = type is object or (isinstance(type, str) and type.strip().lower() == "object")
-        if not self.is_object and not isinstance(type, str):
-            raise UserError(f"Value({type!r}): give a Spark DDL type such as 'long', or object for any Python value")
-        self.arrow_type: pa.DataType = pa.binary() if self.is_object else parse_type(str(type))
-        self.default = default
-        if default is not None and not self.is_object:
-            self.default = array_from([default], self.arrow_type)[0].as_py()
-        self.is_numpy = default is not None and not self.is_object and is_fixed_number(self.arrow_type)
-
-    def __set_name__(self, owner: object, name: str) -> None:
-        self.name = name
-
-    def __repr__(self) -> str:
-        default = "" if self.default is None else f", default={self.default!r}"
-        return f"Value({self.type_text!r}{default})"
-
-    @property
-    def type_text(self) -> str:
-        """The declared type in canonical DDL, or "object"."""
-        return "object" if self.is_object else format_type(self.arrow_type)
-
-    @property
-    def stored_text(self) -> str:
-        """What stored values depend on: the type, and whether null can be among them."""
-        return self.type_text + (" NOT NULL" if self.default is not None else "")
-
-    @property
-    def numpy_type(self) -> Any:
-        """The NumPy type of the values, for those that come as NumPy."""
-        return self.arrow_type.to_pandas_dtype()
-
-    def fresh_default(self) -> Any:
-        """The default, as one key may have it: a copy, unless it cannot be changed."""
-        return self.default if isinstance(self.default, _UNCHANGEABLE) else copy.deepcopy(self.default)
-
-    def encode(self, values: Any) -> pa.Array:
-        """Values as an array of the declared type."""
-        array = array_from(values, self.arrow_type)
-        if self.default is not None and array.null_count:
-            raise UserError(f"state {self.name!r} has a default, so it cannot hold null; delete the value instead")
-        return array
+    def __init__(
+        self,
+        type: str | type[object] = "",
+        *,
+        default: Any = None,
+        ttl: Any = None,
+        ttl_time: str = WALL_TIME,
+        bloom: bool = False,
+    ) -> None:
+        super().__init__(type, default=default, ttl=ttl, ttl_time=ttl_time, bloom=bloom)
 
     # What users call is on the handle that replaces this declaration on the running instance; these signatures are
     # here so that editors and type checkers know them.
@@ -123,11 +88,6 @@ class Value:
         """Sets the values of the keys of a batch (of those where `where` is true). In `on_batch`."""
         raise self._unbound("write")
 
-    def _unbound(self, verb: str) -> UserError:
-        return UserError(
-            f"{self.name}.{verb}() was called outside on_record / on_batch: state exists only while a step runs"
-        )
-
 
 class Stored(Protocol):
     """What a handle needs to know of the store: the values of the batch's keys before this epoch."""
@@ -135,14 +95,6 @@ class Stored(Protocol):
     def present(self) -> Mask: ...
     def numbers(self, default: Any, dtype: Any) -> npt.NDArray[Any]: ...
     def arrow(self, kind: pa.DataType) -> pa.Array: ...
-
-
-class Changes(Protocol):
-    """What a handle gives back after the batch."""
-
-    def changes(self) -> tuple[Mask, pa.Array, Mask] | None:
-        """(which keys changed, values of all keys, which are deleted), or None if nothing was written."""
-        ...
 
 
 class BatchValue:
@@ -207,13 +159,13 @@ class BatchValue:
         assert self._present is not None
         self._present = self._present & ~chosen
 
-    def changes(self) -> tuple[Mask, pa.Array, Mask] | None:
+    def changes(self) -> Changed | None:
         if self._changed is None or not self._changed.any():
             return None
         assert self._present is not None
         values = self._values
         encoded = pa.array(values, self._declared.arrow_type) if isinstance(values, np.ndarray) else values
-        return self._changed, encoded, ~self._present
+        return _changed(self._changed, encoded, ~self._present)
 
     def _check(self, batch: Batch) -> None:
         if batch is not self._batch and batch.whole is not self._batch:
@@ -312,12 +264,12 @@ class RecordValue:
         self._values[index] = self._declared.default
         self._dirty[index], self._present[index] = 1, 0
 
-    def changes(self) -> tuple[Mask, pa.Array, Mask] | None:
+    def changes(self) -> Changed | None:
         changed = np.frombuffer(self._dirty, np.bool_)
         if not changed.any():
             return None
         gone = ~np.frombuffer(self._present, np.bool_)
-        return changed, self._encode(changed & ~gone), gone
+        return _changed(changed, self._encode(changed & ~gone), gone)
 
     def _encode(self, kept: Mask) -> pa.Array:
         default = self._declared.default
@@ -376,24 +328,9 @@ class PickledRecordValue(RecordValue):
         return pa.array([value if keep else None for value, keep in zip(self._values, kept, strict=True)], pa.binary())
 
 
-def record_handle(declared: Value, batch: Batch, stored: Stored) -> RecordValue:
-    """The handle that suits the type of a state."""
-    if declared.is_object:
-        return PickledRecordValue(declared, batch, stored)
-    kind = CopiedRecordValue if pa.types.is_nested(declared.arrow_type) else RecordValue
-    return kind(declared, batch, stored)
-
-
-class BadState(UserError):
-    """A value that does not fit its declared state; `index` is the key's place in the batch."""
-
-    def __init__(self, state: str, index: int, why: str) -> None:
-        self.state, self.index = state, index
-        super().__init__(f"state {state!r}: {why}")
-
-
-def object_array(values: list[Any]) -> npt.NDArray[np.object_]:
-    """Python values as one array, whatever they are: lists and tuples stay single values."""
-    result = np.empty(len(values), np.object_)
-    result[:] = values
-    return result
+def _changed(changed: Mask, values: pa.Array, gone: Mask) -> Changed:
+    """What changed, from masks and values of all keys."""
+    places = np.flatnonzero(changed)
+    if len(places) == len(changed):
+        return Changed(places, None, values, gone)
+    return Changed(places, None, values.take(pa.array(places)), gone[places])

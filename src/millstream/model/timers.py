@@ -18,26 +18,19 @@ import pickle
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import Any, Literal, TypeVar, overload
+from typing import Any, TypeVar, overload
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
 from millstream.errors import UserError
 from millstream.model.arrays import array_from
 from millstream.model.batch import Batch, Rows
-from millstream.model.times import NULL_TIME, Times, micros, moment
+from millstream.model.kinds import Changed
+from millstream.model.times import EVENT_TIME, NULL_TIME, WALL_TIME, Times, micros, moment
 from millstream.model.types import format_type, parse_type
 
-Mask = npt.NDArray[np.bool_]
 Fn = TypeVar("Fn", bound=Callable[..., Any])
-
-EVENT_TIME: Literal["event"] = "event"
-"""Fires when the step's watermark reaches the timer."""
-
-WALL_TIME: Literal["wall"] = "wall"
-"""Fires when the driver's clock reaches the timer."""
 
 FIRE_LIMIT = 10_000
 """How many timers of one key may be set by callbacks and fire in one epoch without their times advancing."""
@@ -146,16 +139,6 @@ class Due:
         return zip(self.places.tolist(), self.tags.to_pylist(), self.times.tolist(), payloads, strict=True)
 
 
-@dataclass(frozen=True, slots=True)
-class TimerChanges:
-    """What a handle changed: by place of the key and tag, the timers as they are stored, and which are gone."""
-
-    places: Rows
-    tags: pa.Array
-    timers: pa.Array
-    gone: Mask
-
-
 Look = Callable[[Rows, pa.Array], Times]
 """Finds the times of stored timers by the places of their keys, in order, and tags; `NULL_TIME` where none is set."""
 
@@ -219,7 +202,7 @@ class RecordTimer:
         payload = current[1]
         return True, pickle.loads(payload) if self.declared.is_object and payload is not None else payload
 
-    def changes(self) -> TimerChanges | None:
+    def changes(self) -> Changed | None:
         """What was set, moved and deleted, and what has fired."""
         if not self.changed:
             return None
@@ -228,7 +211,7 @@ class RecordTimer:
             [0 if timer is None else timer[0] for timer in found],
             [None if timer is None else timer[1] for timer in found],
         )
-        return TimerChanges(
+        return Changed(
             np.array([place for place, _ in self.changed], np.int64),
             pa.array([tag for _, tag in self.changed], TAG),
             timers,

@@ -12,7 +12,7 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -21,6 +21,12 @@ import pyarrow as pa
 from millstream.errors import UserError
 
 Times = npt.NDArray[np.int64]
+
+EVENT_TIME: Literal["event"] = "event"
+"""The time that records state. What waits for it is due when the step's watermark reaches it."""
+
+WALL_TIME: Literal["wall"] = "wall"
+"""The time of the driver's clock, as each epoch's plan states it."""
 
 NULL_TIME = -(2**63)
 """What stands for "no event time" in arrays of times."""

@@ -18,7 +18,7 @@ from pyspark.sql.pandas.types import from_arrow_schema
 
 from millstream.engine.delivery import read_production
 from millstream.engine.spec import unpack
-from millstream.engine.state import parts_of, read_part, state_schema
+from millstream.engine.state import now_of, parts_of, read_part, state_schema
 from millstream.errors import DamagedObject, UserError
 from millstream.model.graph import Step
 from millstream.protocol.epochs import History, Output
@@ -49,14 +49,15 @@ def state_frame(spark: SparkSession, spec_bytes: bytes, step: Step, state: str, 
     schema = state_schema(step, state)
     parts = parts_of(history.manifest.pieces(Family(step.name, state)))
     items = [msgspec.msgpack.encode(part) for part in parts]
-    return _frame(spark, schema, items, partial(_state_part, spec_bytes, schema, history.epoch))
+    now = now_of(step, state, history)
+    return _frame(spark, schema, items, partial(_state_part, spec_bytes, schema, history.epoch, now))
 
 
-def _state_part(spec_bytes: bytes, schema: pa.Schema, epoch: int, item: bytes) -> pa.RecordBatch:
+def _state_part(spec_bytes: bytes, schema: pa.Schema, epoch: int, now: int | None, item: bytes) -> pa.RecordBatch:
     span, pieces = msgspec.msgpack.decode(item, type=tuple[Range, list[Piece]])
     store = store_of(unpack(spec_bytes))
     try:
-        return read_part(store, schema, span, pieces)
+        return read_part(store, schema, span, pieces, now)
     except DamagedObject:
         oldest = Journal.open(store).history.oldest
         if epoch >= oldest:

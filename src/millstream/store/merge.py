@@ -25,6 +25,8 @@ from millstream.store.objects import ObjectStore
 from millstream.store.rows import StateRows
 from millstream.store.segments import SegmentCache, write_segments
 
+_FOR_EVER = 2**63 - 1
+
 
 def newest_rows(
     store: ObjectStore,
@@ -71,7 +73,9 @@ def newest_rows(
 
 def _together(sources: Sequence[StateRows]) -> StateRows:
     subs = [source.subs for source in sources if source.subs is not None]
-    until = [source.until for source in sources if source.until is not None]
+    until = []
+    if any(source.until is not None for source in sources):  # a time-to-live may have been declared later
+        until = [np.full(len(source.hashes), _FOR_EVER) if source.until is None else source.until for source in sources]
     return StateRows(
         np.concatenate([source.hashes for source in sources]),
         concat_keys([source.keys for source in sources]),

@@ -185,17 +185,21 @@ class Simulated:
         return [row for epoch in sorted(self.delivered[sink]) for row in self.delivered[sink][epoch]]
 
     def state(self, step: str, state: str | None = None, epoch: int | None = None) -> list[tuple[Any, ...]]:
-        """The state of a step as (key..., value) tuples, in hash order."""
+        """The state of a step as (key..., value) tuples, in hash order; of a `Map` (key..., subkey, value), of a `Bag`
+        (key..., epoch, list of values)."""
         history = self.driver.journal.history
         if epoch is not None and epoch != history.epoch:
             history = history_at(self.store, Epoch(epoch))
         chosen = next(s for s in self.graph.steps if s.name == step)
         name = state or next(iter(chosen.states))
-        table = read_state(self.store, chosen, name, history.manifest)
+        table = read_state(self.store, chosen, name, history)
         rows = [tuple(row.values()) for row in table.to_pylist()]
-        if chosen.states[name].is_object:
-            return [(*row[:-1], pickle.loads(row[-1])) for row in rows]
-        return rows
+        declared = chosen.states[name]
+        if not declared.is_object:
+            return rows
+        if pa.types.is_list(declared.stored_type):
+            return [(*row[:-1], [pickle.loads(data) for data in row[-1]]) for row in rows]
+        return [(*row[:-1], pickle.loads(row[-1])) for row in rows]
 
 
 def to_batch(rows: Sequence[Any], schema: pa.Schema) -> pa.RecordBatch:
