@@ -67,6 +67,7 @@ class At:
 class Computation:
     """Base class of user code.
 
+    >>> from millstream import Value
     >>> class WordCount(Computation):
     ...     total = Value("long", default=0)
     ...     output = "word string, total long"
