@@ -1,1 +1,1 @@
-"""Benchmarks of Millstream beside Spark's own stateful operators: `python -m bench.throughput --help`."""
+"""Benchmarks of Millstream beside Spark's own operators: `python -m bench.throughput --help`, and `bench.model`."""

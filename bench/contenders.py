@@ -45,7 +45,7 @@ _STATE_STORES = "org.apache.spark.sql.execution.streaming.state."
 
 @dataclass(frozen=True, slots=True)
 class Contender:
-    """What to run and on how much. `kind` is a function of this module's `KINDS`."""
+    """What to run and on how much. `kind` is a function of `KINDS`, here or in `bench.model_contenders`."""
 
     name: str
     label: str
@@ -68,7 +68,7 @@ Found = dict[str, Any]
 # -- Spark's own ------------------------------------------------------------------------------------------------------
 
 
-def _spark_session(folder: Path, **settings: str) -> SparkSession:
+def spark_session(folder: Path, **settings: str) -> SparkSession:
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     builder = SparkSession.builder.master("local[2]").appName("bench")
     for key, value in {**_shared_settings(folder), **settings}.items():
@@ -76,7 +76,7 @@ def _spark_session(folder: Path, **settings: str) -> SparkSession:
     return _quiet(builder.getOrCreate())
 
 
-def _millstream_session(folder: Path) -> SparkSession:
+def millstream_session(folder: Path) -> SparkSession:
     return _quiet(ms.session("bench", master="local[2]", settings=_shared_settings(folder)))
 
 
@@ -98,19 +98,19 @@ def _quiet(spark: SparkSession) -> SparkSession:
 
 
 def _spark_counts(asked: Contender, folder: Path, provider: str) -> Found:
-    spark = _spark_session(folder, **_state_settings(provider))
+    spark = spark_session(folder, **state_settings(provider))
     counted = workloads.records(spark, asked.rows, asked.keys).groupBy("k").count()
-    return _run_spark(asked, folder, counted)
+    return run_spark(asked, folder, counted)
 
 
 def _spark_rows(asked: Contender, folder: Path) -> Found:
-    spark = _spark_session(folder, **_state_settings("RocksDBStateStoreProvider"))
+    spark = spark_session(folder, **state_settings("RocksDBStateStoreProvider"))
     grouped = workloads.records(spark, asked.rows, asked.keys).groupBy("k")
     counted = grouped.transformWithState(workloads.CountRows(), workloads.COUNTED, "Update", "None")
-    return _run_spark(asked, folder, counted)
+    return run_spark(asked, folder, counted)
 
 
-def _state_settings(provider: str) -> dict[str, str]:
+def state_settings(provider: str) -> dict[str, str]:
     return {
         "spark.sql.streaming.stateStore.providerClass": _STATE_STORES + provider,
         "spark.sql.streaming.stateStore.rocksdb.changelogCheckpointing.enabled": "true",
@@ -118,16 +118,16 @@ def _state_settings(provider: str) -> dict[str, str]:
 
 
 def _spark_map(asked: Contender, folder: Path) -> Found:
-    passed = workloads.records(_spark_session(folder), asked.rows, asked.keys)
-    return _run_spark(asked, folder, passed.mapInArrow(workloads.pass_through, passed.schema), mode="append")
+    passed = workloads.records(spark_session(folder), asked.rows, asked.keys)
+    return run_spark(asked, folder, passed.mapInArrow(workloads.pass_through, passed.schema), mode="append")
 
 
 def _spark_map_drop(asked: Contender, folder: Path) -> Found:
-    passed = workloads.records(_millstream_session(folder), asked.rows, asked.keys)
-    return _run_spark(asked, folder, passed.mapInArrow(workloads.drop, passed.schema), mode="append")
+    passed = workloads.records(millstream_session(folder), asked.rows, asked.keys)
+    return run_spark(asked, folder, passed.mapInArrow(workloads.drop, passed.schema), mode="append")
 
 
-def _run_spark(asked: Contender, folder: Path, frame: DataFrame, mode: str = "update") -> Found:
+def run_spark(asked: Contender, folder: Path, frame: DataFrame, mode: str = "update") -> Found:
     writer = frame.writeStream.outputMode(mode).format("noop")
     query = writer.option("checkpointLocation", str(folder / "checkpoint")).start()
     wanted = asked.warmup + asked.epochs
@@ -160,14 +160,25 @@ def _epochs_of(query: StreamingQuery) -> list[Found]:
 # -- Millstream -------------------------------------------------------------------------------------------------------
 
 
-class _Run:
-    """A Millstream query that is being measured: epochs as Spark times them, with what Millstream knows of them."""
+Build = Callable[[ms.Query], Any]
+"""Adds everything to a query."""
 
-    def __init__(self, asked: Contender, spark: SparkSession, frame: DataFrame, step: Any, folder: Path) -> None:
-        query = ms.Query("bench")
+
+def _counting(asked: Contender, frame: DataFrame, step: Any, folder: Path) -> Build:
+    def build(query: ms.Query) -> None:
         counted = query.source("records", frame).key_by("k").compute("count", step)
         if asked.parquet:
             counted.sink("out", ms.Parquet(str(folder / "out")))
+
+    return build
+
+
+class Measured:
+    """A Millstream query that is being measured: epochs as Spark times them, with what Millstream knows of them."""
+
+    def __init__(self, asked: Contender, spark: SparkSession, build: Build, folder: Path) -> None:
+        query = ms.Query("bench")
+        build(query)
         self.running = query.start(spark, str(folder / "store"), slots=SLOTS, bins=asked.bins)
         self.first = self.running.epoch + 1
         """The first epoch of this run: a store that was filled before goes on counting."""
@@ -211,16 +222,23 @@ class _Run:
 
 
 def _millstream_counts(asked: Contender, folder: Path, step: Any) -> Found:
-    spark = _millstream_session(folder)
-    run = _Run(asked, spark, workloads.records(spark, asked.rows, asked.keys), step, folder)
+    spark = millstream_session(folder)
+    frame = workloads.records(spark, asked.rows, asked.keys)
+    run, found = measured(asked, spark, _counting(asked, frame, step, folder), folder)
+    _check_counts(run, asked.rows)
+    return found
+
+
+def measured(asked: Contender, spark: SparkSession, build: Build, folder: Path) -> tuple[Measured, Found]:
+    """Runs a query for as many epochs as are asked for."""
+    run = Measured(asked, spark, build, folder)
     wanted = asked.warmup + asked.epochs
     run.wait(wanted)
     epochs = run.stop()
-    _check_counts(run, asked.rows)
-    return {"epochs": epochs[asked.warmup : wanted], "warmup": epochs[: asked.warmup], **run.facts()}
+    return run, {"epochs": epochs[asked.warmup : wanted], "warmup": epochs[: asked.warmup], **run.facts()}
 
 
-def _check_counts(run: _Run, rows: int) -> None:
+def _check_counts(run: Measured, rows: int) -> None:
     total = run.running.state("count").agg({"total": "sum"}).collect()[0][0]
     expected = (run.running.epoch + 1) * rows
     if total != expected:
@@ -229,18 +247,16 @@ def _check_counts(run: _Run, rows: int) -> None:
 
 def _millstream_state(asked: Contender, folder: Path) -> Found:
     """Fills the state with `keys` keys in large epochs, then reads and writes keys of it at random in small ones."""
-    spark = _millstream_session(folder)
+    spark = millstream_session(folder)
     preload = -(-asked.keys // asked.preload_rows)
     rows = asked.keys // preload
     fresh = workloads.new_keys(spark, rows).where(f"k < {rows * preload}")  # what comes until it has stopped adds none
-    filling = _Run(asked, spark, fresh, workloads.CountBatch, folder)
+    filling = Measured(asked, spark, _counting(asked, fresh, workloads.CountBatch, folder), folder)
     filling.wait(preload)
     filled = filling.stop()
-    run = _Run(asked, spark, workloads.records(spark, asked.rows, rows * preload), workloads.CountBatch, folder)
-    wanted = asked.warmup + asked.epochs
-    run.wait(wanted)
-    epochs = run.stop()
-    return {"epochs": epochs[asked.warmup : wanted], "preload": filled[:preload], **run.facts()}
+    frame = workloads.records(spark, asked.rows, rows * preload)
+    _, found = measured(asked, spark, _counting(asked, frame, workloads.CountBatch, folder), folder)
+    return {**found, "preload": filled[:preload]}
 
 
 def _millstream_memory(asked: Contender, folder: Path) -> Found:
@@ -248,18 +264,18 @@ def _millstream_memory(asked: Contender, folder: Path) -> Found:
     body, free, needed = 100, shutil.disk_usage(folder).free, 4 * asked.state_bytes
     if free < needed:
         raise RuntimeError(f"{free >> 20} MiB free on disk, expected {needed >> 20}: four times the state")
-    spark = _millstream_session(folder)
+    spark = millstream_session(folder)
     frame = workloads.with_body(workloads.new_keys(spark, asked.preload_rows), body)
-    filling = _Run(asked, spark, frame, workloads.LatestBody, folder)
+    filling = Measured(asked, spark, _counting(asked, frame, workloads.LatestBody, folder), folder)
     most = 2 * -(-asked.state_bytes // (asked.preload_rows * (body + 20)))  # a bound, should state never get so large
     filling.wait(most, lambda: filling.running.status().state_bytes >= asked.state_bytes)
     filled = filling.stop()
     if filling.status.state_bytes < asked.state_bytes:
         raise RuntimeError(f"state grew to {filling.status.state_bytes} bytes only, of {asked.state_bytes}")
     spark.stop()  # its workers end with it: what they held while filling is not measured
-    spark = _millstream_session(folder)
+    spark = millstream_session(folder)
     frame = workloads.with_body(workloads.records(spark, asked.rows, asked.preload_rows * len(filled)), body)
-    run = _Run(asked, spark, frame, workloads.LatestBody, folder)
+    run = Measured(asked, spark, _counting(asked, frame, workloads.LatestBody, folder), folder)
     samples: list[int] = []
     run.wait(asked.warmup)
 
@@ -351,7 +367,9 @@ def main() -> None:
     threading.Thread(target=_end_with_parent, daemon=True).start()
     asked = Contender(**json.loads(sys.argv[1]))
     try:
-        found = KINDS[asked.kind](asked, Path.cwd())
+        from bench.model_contenders import MODEL_KINDS  # it is made of what is here
+
+        found = {**KINDS, **MODEL_KINDS}[asked.kind](asked, Path.cwd())
     except BaseException as error:
         traceback.print_exc()
         _say(FAILED, {"reason": f"{type(error).__name__}: {error}"[:6000]})

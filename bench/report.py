@@ -128,9 +128,36 @@ TARGETS = (
 )
 
 
+def _times(contender: str, against: str) -> Callable[[Part, Sequence[Run]], float]:
+    return lambda part, runs: median_ms(_best(runs, contender)) / median_ms(_best(runs, against))
+
+
+def _one_more_level(part: Part, runs: Sequence[Run]) -> float:
+    """What the second and third level cost, on average, over what an epoch with one level takes."""
+    times = [median_ms(_best(runs, contender.name)) for contender in part.contenders]
+    return (times[-1] - times[0]) / (len(times) - 1) / times[0]
+
+
+MODEL_TARGETS = (
+    Target("windows", "tumbling windows rate / Spark's, RocksDB", True, 8, 20, _rates("millstream", "rocksdb")),
+    Target("sliding", "sliding windows rate / Spark's, RocksDB", True, 8, 20, _rates("millstream", "rocksdb")),
+    Target("joins", "windowed join rate / Spark's, RocksDB", True, 5, 15, _rates("millstream", "rocksdb")),
+    Target("timers", "epoch time, pending timers / none", False, 1.1, 1.0, _times("pending", "none")),
+    Target("timers", "epoch time, 1,000 due / none", False, 1.5, 1.2, _times("due", "none")),
+    Target("levels", "one more level / an epoch with one", False, 0.6, 0.4, _one_more_level),
+    Target("strong", "strong rate / weak rate", True, 0.7, 0.9, _rates("strong", "weak")),
+    Target("skew", "rate with one hot key / with uniform keys", True, 0.5, 1.0, _rates("hot", "uniform")),
+)
+
+
 def judgements(measured: Sequence[tuple[Part, Sequence[Run]]]) -> list[Judgement]:
     """All targets of the parts that were measured."""
-    return [judge(target, part, runs) for part, runs in measured for target in TARGETS if target.part == part.name]
+    return [
+        judge(target, part, runs)
+        for part, runs in measured
+        for target in (*TARGETS, *MODEL_TARGETS)
+        if target.part == part.name
+    ]
 
 
 # -- tables -----------------------------------------------------------------------------------------------------------

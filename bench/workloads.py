@@ -33,6 +33,40 @@ def new_keys(spark: SparkSession, rows: int) -> DataFrame:
     return _rate(spark, rows).select(sql.col("value").alias("k"))
 
 
+BASE_MICROS = 1_767_225_600_000_000
+"""The event time of record 0: the first of January 2026."""
+
+TIMERS_MICROS = BASE_MICROS + 86_400_000_000
+"""From when on the timers of the timer workload are due."""
+
+
+def timed(spark: SparkSession, rows: int, keys: int, span_us: int, hot: bool = False) -> DataFrame:
+    """The same with the column `ts`, an event time that goes on by `span_us` in each epoch. With `hot`, nine of ten
+    records are of key 0."""
+    k = sql.pmod(sql.xxhash64("value"), sql.lit(keys))
+    if hot:
+        k = sql.when(sql.pmod(sql.col("value"), sql.lit(10)) < 9, 0).otherwise(k)
+    micros = sql.lit(BASE_MICROS) + (sql.col("value") * sql.lit(span_us / rows)).cast("long")
+    return _rate(spark, rows).select(k.cast("long").alias("k"), sql.timestamp_micros(micros).alias("ts"))
+
+
+def with_timers(spark: SparkSession, rows: int, pending: int, wanted: bool) -> DataFrame:
+    """Records of new keys, each of which sets a timer (if `wanted`): a millisecond apart, in an order of their own."""
+    micros = sql.lit(TIMERS_MICROS) + sql.pmod(sql.col("value") * 7919, sql.lit(pending)) * 1000
+    at = sql.timestamp_micros(micros) if wanted else sql.lit(None).cast("timestamp")
+    ts = sql.timestamp_micros(sql.lit(BASE_MICROS))
+    return _rate(spark, rows).select(sql.col("value").alias("k"), ts.alias("ts"), at.alias("at"))
+
+
+def without_timers(spark: SparkSession, rows: int, keys: int, going: bool) -> DataFrame:
+    """Records that set none. With `going`, event time goes on by a second in each epoch, so a thousand are due."""
+    start = TIMERS_MICROS if going else BASE_MICROS
+    step = sql.floor((sql.col("value") - keys) / rows) * 1_000_000 if going else sql.lit(0)
+    ts = sql.timestamp_micros((sql.lit(start) + step).cast("long"))
+    k = sql.pmod(sql.xxhash64("value"), sql.lit(keys))
+    return _rate(spark, rows).select(k.alias("k"), ts.alias("ts"), sql.lit(None).cast("timestamp").alias("at"))
+
+
 def with_body(frame: DataFrame, size: int) -> DataFrame:
     """The records, each with a text of `size` characters."""
     return frame.select("k", sql.lpad(sql.col("k").cast("string"), size, "x").alias("body"))
@@ -74,6 +108,25 @@ class CountRecord(ms.Computation):
         total = self.total.get() + 1
         self.total.set(total)
         yield at.key, total
+
+
+class CountWithTimers(ms.Computation):
+    """Counts, and sets a timer where a record asks for one. A timer that fires counts, too."""
+
+    total = ms.Value("long", default=0)
+    fired = ms.Value("long", default=0)
+    wake = ms.Timer(ms.EVENT_TIME)
+
+    def on_batch(self, batch: ms.Batch) -> None:
+        self.total.write(batch, self.total.read(batch) + batch.count())
+        at = batch.last("at")
+        asked = at.is_valid().to_numpy(zero_copy_only=False)
+        if asked.any():
+            self.wake.set(batch, at.cast(pa.timestamp("us")).to_numpy(zero_copy_only=False), where=asked)
+
+    @wake.fires
+    def woken(self, batch: ms.TimerBatch) -> None:
+        self.fired.write(batch, self.fired.read(batch) + 1)
 
 
 class LatestBody(ms.Computation):

@@ -15,11 +15,11 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from bench import plan, report
+from bench import model_plan, plan, report
+from bench.command import load, save
 from bench.contenders import Contender, worker_memory
 from bench.pictures import draw
 from bench.race import Part, Run, Watcher, best_run, failure, median_ms, race, rate, run_contender
-from bench.throughput import load, save
 
 TINY = Contender("batch", "Millstream on_batch", "millstream-batch", rows=100, keys=50, warmup=0, epochs=1)
 
@@ -61,7 +61,7 @@ def text_of(show: Callable[[Console], None]) -> str:
 def everything() -> list[tuple[Part, list[Run]]]:
     """Runs of every contender of every part; later contenders are slower."""
     measured = []
-    for part in plan.parts(plan.QUICK):
+    for part in [*plan.parts(plan.QUICK), *model_plan.parts(True, 1)]:
         runs = [
             a_run(c.name, *[100.0 + 10 * place + i for i in range(30)], rows=c.rows, private_peak_bytes=1000 + place)
             for place, c in enumerate(part.contenders)
@@ -140,6 +140,23 @@ def test_warming_up_counts_for_one_ratio_of_a_steady_run_and_not_for_the_other()
     whole, later = report.judgements([(part_of("steady"), runs)])
     assert whole.found == pytest.approx(10.0)
     assert later.found == pytest.approx(2.0)
+
+
+def test_one_more_level_is_what_it_adds_over_an_epoch_with_one() -> None:
+    part = next(part for part in model_plan.parts(True, 1) if part.name == "levels")
+    runs = [a_run("levels-1", 100), a_run("levels-2", 150), a_run("levels-3", 180)]
+    [judged] = report.judgements([(part, runs)])
+    assert judged.found == pytest.approx(0.4)
+
+
+def test_every_contender_of_every_part_can_be_run_and_every_target_has_its_contenders() -> None:
+    from bench.contenders import KINDS
+    from bench.model_contenders import MODEL_KINDS
+
+    parts = [*plan.parts(plan.QUICK), *model_plan.parts(True, 1)]
+    assert {c.kind for part in parts for c in part.contenders} <= {*KINDS, *MODEL_KINDS}
+    assert not KINDS.keys() & MODEL_KINDS.keys()
+    assert all(judged.found is not None for judged in report.judgements(everything()))
 
 
 def test_a_failed_contender_is_named_with_its_reason_in_both_tables() -> None:
