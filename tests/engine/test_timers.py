@@ -298,7 +298,7 @@ def test_a_failing_callback_names_the_key_and_the_timer_and_leaves_no_trace() ->
     with pytest.raises(ms.StepError, match="ValueError: no bell") as caught:
         sim.advance_watermark(at(20))
     assert caught.value.key == "7"
-    assert caught.value.record == f"timer at {at(10)}, tag 'x'"
+    assert caught.value.record == f"timer 'alarm' at {at(10)}, tag 'x'"
     sim = Simulated(obeying(), {"commands": COMMANDS}, store)
     sim.advance_watermark(at(20))
     assert rung(sim) == [(7, "x", at(10))]

@@ -66,6 +66,7 @@ class Status:
     upkeep_trouble: str | None
     watermarks: dict[str, datetime | None]
     late: dict[str, int]
+    dead_letters: dict[str, int]
     clock: datetime | None
 
     @property
@@ -232,6 +233,7 @@ class RunningQuery:
                 **{name: moment(mark) for name, mark in history.watermarks.items()},
             },
             dict(history.late),
+            dict(history.dead_letters),
             moment(history.clock_ms * 1000) if history.clock_ms else None,
         )
 

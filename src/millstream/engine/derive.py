@@ -28,7 +28,7 @@ class MapFailure(Exception):
 
     def __init__(self, name: str, cause: BaseException) -> None:
         self.name, self.cause = name, cause
-        super().__init__(str(cause))
+        super().__init__(name)
 
 
 def derive(spec: Spec, streams: Mapping[str, pa.RecordBatch]) -> dict[str, pa.RecordBatch]:

@@ -210,6 +210,7 @@ class Driver:
                 verdict.clocks,
                 verdict.watermarks,
                 verdict.late,
+                verdict.dead_letters,
             )
         )
         self.upkeep.applied(edits)

@@ -33,15 +33,26 @@ import pyarrow.compute as pc
 from millstream.engine.derive import MapFailure, derive
 from millstream.engine.payload import Head, Part, Parts, decode, encode, receipts_of
 from millstream.engine.route import failure_of, split
+from millstream.engine.sift import sift
 from millstream.engine.spec import HASH_COLUMN, TIME_COLUMN, EpochTask, SlotTask, Spec, rules_of
 from millstream.errors import DamagedObject, StoreUnavailable
 from millstream.model.batch import Batch, InputBatch
 from millstream.model.batch_timers import BatchTimer
-from millstream.model.computation import Outcome, RecordFailure, changes_of, close, run_batch, setup
+from millstream.model.computation import (
+    Outcome,
+    RecordFailure,
+    StepFailure,
+    changes_of,
+    close,
+    letters_of,
+    run_batch,
+    setup,
+)
 from millstream.model.graph import Input as GraphInput
 from millstream.model.graph import Step
 from millstream.model.handles import Handle
 from millstream.model.kinds import Changed, State
+from millstream.model.letters import DEAD_LETTER, Letter, as_batch
 from millstream.model.timers import Due, Look, RecordTimer, Timer
 from millstream.model.times import EVENT_TIME, NULL_TIME, Times, times_of
 from millstream.protocol.epochs import Damage, Output, Report
@@ -51,7 +62,7 @@ from millstream.protocol.time import END_OF_TIME, NO_TIME, SourceClock, advanced
 from millstream.store import names
 from millstream.store.due import DueTimers, due_between
 from millstream.store.journal import digest_of
-from millstream.store.keys import KeyColumns, Mask, Rows, arrange
+from millstream.store.keys import KeyColumns, Mask, Rows, arrange, concat_keys
 from millstream.store.lookup import Found, entries_of, locate
 from millstream.store.merge import newest_rows
 from millstream.store.objects import ObjectStore
@@ -175,6 +186,9 @@ def _run_level(
             return replace(report, failure=failure_of(step.name, error.key, error.record, error.cause))
         except MapFailure as error:
             return replace(report, failure=failure_of(error.name, "", "", error.cause))
+        if step.dead_letters:
+            letters = made.get(step.stream(DEAD_LETTER))
+            done.dead_letters[step.name] = 0 if letters is None else letters.num_rows
         for stream in sorted(spec.graph.stored_streams & streams.keys()):
             run.store_productions(stream, without_times(streams[stream]))
         split(task, streams, f"{hosted.level}.{mine.slot}", hosted.parts)
@@ -187,6 +201,7 @@ def _run_level(
         records=done.records,
         late=done.late,
         timings_ms=timings,
+        dead_letters=done.dead_letters,
     )
 
 
@@ -199,6 +214,7 @@ class _Done:
     outputs: list[Output] = field(default_factory=list)
     records: dict[str, int] = field(default_factory=dict)
     late: dict[str, int] = field(default_factory=dict)
+    dead_letters: dict[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,6 +229,23 @@ class _Grouped:
     keys: KeyColumns
     count: int
     due: dict[str, Due]
+
+    def only(self, keys: Mask) -> _Grouped:
+        """The part of some of the keys."""
+        if keys.all():
+            return self
+        inputs = {name: part.only(keys) for name, part in self.inputs.items()}
+        due = {name: timers.only(keys) for name, timers in self.due.items()}
+        count = sum(part.rows_count for part in inputs.values())
+        return _Grouped(inputs, self.hashes[keys], self.keys.take(np.flatnonzero(keys)), count, due)
+
+
+@dataclass(slots=True)
+class _Ran:
+    """What a run of a step led to, and what is to be written of each state and timer: nothing is yet."""
+
+    outcome: Outcome
+    rows: dict[str, StateRows]
 
 
 class _Lanes:
@@ -396,9 +429,43 @@ class _StepRun:
 
     def apply(self, grouped: _Grouped, marks: Mapping[str, int]) -> dict[str, pa.RecordBatch]:
         """Runs the step over its records and due timers; the productions by stream."""
-        hashes, keys = grouped.hashes, grouped.keys
+        letters: list[Letter] = []
+        if self.step.dead_letters and self.step.vectorised:
+            ran, failed = sift(len(grouped.hashes), lambda keys: self._ran(grouped.only(keys), marks))
+            ran = ran or _Ran(Outcome({}, {}, {}), {})
+            for place, failure in failed.items():
+                alone = grouped.only(np.arange(len(grouped.hashes)) == place)
+                letters += letters_of(self._batch(alone), self.step.timers, alone.due, failure.cause)
+                self._count_as_fired(ran, alone)
+        else:
+            ran = self._ran(grouped, marks)
+            letters += ran.outcome.letters
+        for name, rows in ran.rows.items():
+            declared = self.step.timers[name] if name in self.step.timers else self.step.states[name]
+            self._write_rows(Family(self.step.name, name), rows, declared)
+        return self._made(ran.outcome, letters)
+
+    def _made(self, outcome: Outcome, letters: Sequence[Letter]) -> dict[str, pa.RecordBatch]:
+        """The productions by stream, letters among them, with their event times if there are any."""
+        made, times = dict(outcome.productions), dict(outcome.times)
+        if letters:
+            made[DEAD_LETTER] = as_batch(self.step.name, self.task.epoch, letters)
+            if self.step.timed:
+                times[DEAD_LETTER] = np.array([letter.micros for letter in letters], np.int64)
+        for output in times:
+            stamps = _raised(times[output], self.task.before.get(self.step.name, NO_TIME))
+            made[output] = made[output].append_column(TIME_COLUMN, pa.array(stamps))
+        return {self.step.stream(output): productions for output, productions in made.items()}
+
+    def _batch(self, grouped: _Grouped) -> Batch:
         before = self.task.before.get(self.step.name, NO_TIME)
-        batch = Batch(grouped.inputs, keys.columns, self.step.key, self.step.outputs, self.task.epoch, before)
+        columns = grouped.keys.columns
+        return Batch(grouped.inputs, columns, self.step.key, self.step.outputs, self.task.epoch, before)
+
+    def _ran(self, grouped: _Grouped, marks: Mapping[str, int]) -> _Ran:
+        """Runs the step, and makes of what it changed what is to be written."""
+        hashes, keys = grouped.hashes, grouped.keys
+        batch = self._batch(grouped)
         timers: dict[str, RecordTimer | BatchTimer] = {}
         for name, given in self.step.timers.items():
             limit, look = self._bounds(given, marks)[1], self._look(given, hashes, keys)
@@ -407,22 +474,16 @@ class _StepRun:
             else:
                 timers[name] = RecordTimer(given, limit, len(hashes), look)
         outcome = self._run(batch, hashes, keys, timers, grouped.due)
+        rows = {}
         for name, state in outcome.handles.items():
-            declared = self.step.states[name]
             changes = self._changes(state, batch)
             if changes is not None:
-                self._write_changes(declared, changes, hashes, keys, self._until(declared, batch, marks))
-        for timer in timers.values():
+                rows[name] = _rows_of(changes, hashes, keys, self._until(self.step.states[name], batch, marks))
+        for name, timer in timers.items():
             changes = self._changes(timer, batch)
             if changes is not None:
-                self._write_changes(timer.declared, changes, hashes, keys, None)
-        made = {}
-        for output, productions in outcome.productions.items():
-            if output in outcome.times:
-                times = pa.array(_raised(outcome.times[output], before))
-                productions = productions.append_column(TIME_COLUMN, times)
-            made[self.step.stream(output)] = productions
-        return made
+                rows[name] = _rows_of(changes, hashes, keys, None)
+        return _Ran(outcome, rows)
 
     def _look(self, timer: Timer, hashes: Hashes, keys: KeyColumns) -> Look:
         """Finds stored timers of keys of the batch."""
@@ -441,23 +502,15 @@ class _StepRun:
         finally:
             self._check_lookups()
 
-    def _write_changes(
-        self, declared: State | Timer, changes: Changed, hashes: Hashes, keys: KeyColumns, until: Times | None
-    ) -> None:
-        """Writes what a handle changed, in the order of keys."""
-        family = Family(self.step.name, declared.name)
-        all_of_them = len(changes.places) == len(hashes) and changes.subkeys is None
-        mine = keys if all_of_them else keys.take(changes.places)
-        found = hashes if all_of_them else hashes[changes.places]
-        expiry = None if until is None else until[changes.places]
-        if changes.subkeys is None:
-            self._write_rows(family, StateRows(found, mine, changes.values, changes.gone, None, expiry), declared)
-            return
-        full = KeyColumns.canonical([*mine.columns, changes.subkeys])
-        subs = full.subs()
-        order, _ = arrange(found, full, subs)
-        rows = StateRows(found, full, changes.values, changes.gone, subs, expiry).take(order)
-        self._write_rows(family, rows, declared)
+    def _count_as_fired(self, ran: _Ran, failed: _Grouped) -> None:
+        """The due timers of keys that failed are over, though nothing else of the keys changes."""
+        for name, due in failed.due.items():
+            count, declared = len(due.places), self.step.timers[name]
+            if count:
+                payloads = None if declared.payload_type is None else [None] * count
+                gone = Changed(due.places, due.tags, declared.encode([0] * count, payloads), np.ones(count, np.bool_))
+                fired = _rows_of(gone, failed.hashes, failed.keys, None)
+                ran.rows[name] = _together(ran.rows[name], fired) if name in ran.rows else fired
 
     def _run(
         self,
@@ -471,7 +524,7 @@ class _StepRun:
         try:
             setup(computation)
         except (Exception, SystemExit) as error:
-            raise RecordFailure("", "", error) from error
+            raise StepFailure(error) from error
 
         def stored(state: State) -> _LazyState | _LazyEntries:
             now = self._now(state)
@@ -480,7 +533,7 @@ class _StepRun:
             return _LazyEntries(self, state, hashes, keys, now)
 
         try:
-            outcome = run_batch(computation, self.step.states, batch, stored, timers, due)
+            outcome = run_batch(computation, self.step.states, batch, stored, timers, due, self.step.dead_letters)
         except RecordFailure:
             with contextlib.suppress(Exception):  # the first failure is the one to report
                 close(computation)
@@ -490,7 +543,7 @@ class _StepRun:
         try:
             close(computation)
         except (Exception, SystemExit) as error:
-            raise RecordFailure("", "", error) from error
+            raise StepFailure(error) from error
         return outcome
 
     def _stored(
@@ -576,6 +629,31 @@ class _StepRun:
         name = names.production(stream, self.task.maker, self.mine.slot)
         self.store.put(name, data)
         self.done.outputs.append(Output(stream, self.mine.slot, name, productions.num_rows, len(data), digest_of(data)))
+
+
+def _rows_of(changes: Changed, hashes: Hashes, keys: KeyColumns, until: Times | None) -> StateRows:
+    """What a handle changed, in the order of keys."""
+    all_of_them = len(changes.places) == len(hashes) and changes.subkeys is None
+    mine = keys if all_of_them else keys.take(changes.places)
+    found = hashes if all_of_them else hashes[changes.places]
+    expiry = None if until is None else until[changes.places]
+    if changes.subkeys is None:
+        return StateRows(found, mine, changes.values, changes.gone, None, expiry)
+    full = KeyColumns.canonical([*mine.columns, changes.subkeys])
+    subs = full.subs()
+    order, _ = arrange(found, full, subs)
+    return StateRows(found, full, changes.values, changes.gone, subs, expiry).take(order)
+
+
+def _together(rows: StateRows, more: StateRows) -> StateRows:
+    """Rows with subkeys of different keys, in one piece."""
+    assert rows.subs is not None
+    assert more.subs is not None
+    hashes, subs = np.concatenate([rows.hashes, more.hashes]), np.concatenate([rows.subs, more.subs])
+    keys = concat_keys([rows.keys, more.keys])
+    order, _ = arrange(hashes, keys, subs)
+    values, dead = pa.concat_arrays([rows.values, more.values]), np.concatenate([rows.dead, more.dead])
+    return StateRows(hashes, keys, values, dead, subs).take(order)
 
 
 class _LazyState:

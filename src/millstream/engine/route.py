@@ -19,6 +19,7 @@ import pyarrow as pa
 from millstream.engine.derive import MapFailure, derive
 from millstream.engine.payload import Part, Parts, encode
 from millstream.engine.spec import HASH_COLUMN, EpochTask, Lane, Spec, rules_of
+from millstream.model.letters import bounded, cause_text, plain
 from millstream.model.times import NULL_TIME, Times, times_of
 from millstream.protocol.epochs import Failure, Report
 from millstream.protocol.time import NO_TIME, SeenTimes, TimeRule, seen_together
@@ -86,14 +87,10 @@ def seen_in(times: Times, rule: TimeRule, clock_ms: int) -> SeenTimes:
     return SeenTimes(len(times), len(times) - len(known), len(known) - len(sane), mark)
 
 
-_TEXT_LIMIT = 2000  # characters of a key or record in an error
-
-
 def failure_of(name: str, key: str, record: str, cause: BaseException) -> Failure:
     """An exception in user code, as data."""
     trace = "".join(traceback.format_exception(type(cause), cause, cause.__traceback__))
-    text = f"{type(cause).__name__}: {cause}"
-    return Failure(name, key[:_TEXT_LIMIT], record[:_TEXT_LIMIT], text[:_TEXT_LIMIT], trace[-4000:])
+    return Failure(name, bounded(key), bounded(record), cause_text(cause), plain(trace[-4000:]))
 
 
 def split(task: EpochTask, streams: Mapping[str, pa.RecordBatch], producer: str, parts: Parts) -> None:

@@ -21,7 +21,8 @@ import pyarrow as pa
 from millstream.errors import UserError
 from millstream.model.arrays import python_values
 from millstream.model.batch import Batch
-from millstream.model.kinds import Changed, Mask, Rows, State
+from millstream.model.fits import fitting
+from millstream.model.kinds import Changed, Mask, Rows, State, check_fit
 from millstream.model.maps import StoredEntries, encoded_entries
 from millstream.model.overlay import mask_of, places_in
 from millstream.model.times import WALL_TIME
@@ -195,6 +196,8 @@ class RecordBag(_Bags):
         self._added: dict[int, list[Any]] = {}
         self._loaded: dict[int, list[Any]] = {}
         self._copy = pa.types.is_nested(declared.arrow_type)
+        self._fits = fitting(declared.arrow_type)
+        self._before: tuple[bool, int, list[Any]] = (False, 0, [])
 
     def append(self, value: Any) -> None:
         if self._declared.is_object:
@@ -222,13 +225,22 @@ class RecordBag(_Bags):
     def saved(self) -> tuple[bool, int, list[Any]]:
         """What `restore` needs to undo the changes that follow."""
         mine = self._added.get(self.index, [])
-        return bool(self._cleared[self.index]), len(mine), mine
+        self._before = bool(self._cleared[self.index]), len(mine), mine
+        return self._before
 
     def restore(self, before: tuple[bool, int, list[Any]]) -> None:
         """Undoes what was changed since `saved`."""
         self._cleared[self.index], count, mine = before
         self._added[self.index] = mine
         del mine[count:]
+
+    def check(self) -> None:
+        """Raises if a value that was appended since `saved` does not fit the declared type."""
+        _, count, mine = self._before
+        added = self._added.get(self.index, [])
+        if not self._declared.is_object:
+            for value in added[count:] if added is mine else added:
+                check_fit(self._declared, self._fits, value, self.index)
 
     def changes(self) -> Changed | None:
         places = np.repeat(list(self._added), [len(values) for values in self._added.values()]).astype(np.int64)

@@ -37,6 +37,12 @@ class InputBatch:
     def __init__(self, records: pa.RecordBatch, order: Rows, starts: Rows, times: Times | None = None) -> None:
         self._records, self._order, self._starts, self._times = records, order, starts, times
 
+    def only(self, keys: npt.NDArray[np.bool_]) -> InputBatch:
+        """The records of some of the keys."""
+        counts = self.count()
+        starts = np.cumsum(counts[keys]) - counts[keys]
+        return InputBatch(self._records, self._order[np.repeat(keys, counts)], starts, self._times)
+
     @cached_property
     def rows(self) -> pa.RecordBatch:
         """The records, grouped by key."""

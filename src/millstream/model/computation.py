@@ -14,7 +14,7 @@ from __future__ import annotations
 import gc
 from bisect import bisect_right
 from collections import namedtuple
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from itertools import repeat
@@ -28,8 +28,9 @@ from millstream.errors import UserError
 from millstream.model.arrays import python_values
 from millstream.model.batch import Batch, Timed, To, output_column, output_of
 from millstream.model.batch_timers import BatchTimer, fire_batches
-from millstream.model.handles import Handle, RecordHandle, batch_handle, record_handle
+from millstream.model.handles import Handle, batch_handle, record_handle
 from millstream.model.kinds import BadState, Changed, State
+from millstream.model.letters import Guarded, Letter, bounded, cause_text, timer_text
 from millstream.model.timers import Agenda, Due, RecordTimer, Timer
 from millstream.model.times import EVENT_TIME, NULL_TIME, Times, moment
 from millstream.model.types import format_schema, parse_schema
@@ -192,16 +193,25 @@ class RecordFailure(Exception):
 
     def __init__(self, key: str, record: str, cause: BaseException) -> None:
         self.key, self.record, self.cause = key, record, cause
-        super().__init__(str(cause))
+        super().__init__(key, record)
+
+
+class StepFailure(RecordFailure):
+    """`setup` or `close` raised: the failure of no record."""
+
+    def __init__(self, cause: BaseException) -> None:
+        super().__init__("", "", cause)
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What a batch led to: productions by output, their event times, and the handles that know what changed."""
+    """What a batch led to: productions by output, their event times, the handles that know what changed, and the
+    records that failed, if they become letters."""
 
     productions: dict[str, pa.RecordBatch]
     times: dict[str, Times]
     handles: Mapping[str, Handle]
+    letters: Sequence[Letter] = ()
 
 
 def run_batch(
@@ -211,8 +221,12 @@ def run_batch(
     stored: Callable[[State], Any],
     timers: Mapping[str, RecordTimer | BatchTimer] | None = None,
     due: Mapping[str, Due] | None = None,
+    guarded: bool = False,
 ) -> Outcome:
-    """Runs a computation over a batch, then the timers that are due. Raises `RecordFailure` if user code does."""
+    """Runs a computation over a batch, then the timers that are due. Raises `RecordFailure` if user code does.
+
+    If it is guarded, what `on_record` or the callback of a timer raises becomes a letter instead.
+    """
     vars(computation).update(timers or {})
     schemas = output_schemas(computation)
     if is_vectorised(type(computation)):
@@ -226,12 +240,14 @@ def run_batch(
         cells = {name: record_handle(state, batch, stored(state)) for name, state in states.items()}
         vars(computation).update(cells)
         records = {name: timer for name, timer in (timers or {}).items() if isinstance(timer, RecordTimer)}
-        applied = _apply_records(computation, batch, list(cells.values()), records, dict(due or {}))
+        run = _RecordRun(computation, batch, [*cells.values(), *records.values()], records)
+        guard = Guarded(run, lambda made: _from_yields(made, schemas, None), schemas) if guarded else None
+        applied = _apply_records(run, guard, dict(due or {}))
         try:
             productions, times = _from_yields(applied.produced, schemas, applied.stamps)
         except Exception as error:
             raise RecordFailure(_key_of_misfit(batch, applied, schemas), "", error) from error
-        handles = dict(cells)
+        return Outcome(productions, times, dict(cells), guard.letters if guard else ())
     return Outcome(productions, times, handles)
 
 
@@ -247,6 +263,20 @@ def close(computation: Computation) -> None:
     method = type(computation).close
     if callable(method):
         method(computation)
+
+
+def letters_of(batch: Batch, timers: Mapping[str, Timer], due: Mapping[str, Due], cause: BaseException) -> list[Letter]:
+    """All records and due timers of a batch as letters, with one cause."""
+    keys, error, found = _keys(batch), cause_text(cause), []
+    for part in batch.inputs.values():
+        owners = np.repeat(np.arange(len(keys)), part.count()).tolist()
+        for owner, row, micros in zip(owners, _rows_as_tuples(part.rows), part.micros.tolist(), strict=True):
+            found.append(Letter(bounded(repr(keys[owner])), bounded(repr(row)), error, micros))
+    for name, waiting in due.items():
+        for place, tag, micros, _ in waiting.listed():
+            stamp = micros if timers[name].kind == EVENT_TIME else NULL_TIME
+            found.append(Letter(bounded(repr(keys[place])), bounded(timer_text(name, micros, tag)), error, stamp))
+    return found
 
 
 def changes_of(handle: Handle | RecordTimer | BatchTimer, batch: Batch) -> Changed | None:
@@ -275,15 +305,11 @@ class _Applied:
         return bisect_right(self.ends, index) if index < records else self.owners[index - records]
 
 
-def _apply_records(
-    computation: Computation,
-    batch: Batch,
-    cells: list[RecordHandle],
-    timers: dict[str, RecordTimer],
-    due: dict[str, Due],
-) -> _Applied:
+def _apply_records(run: _RecordRun, guard: Guarded | None, due: dict[str, Due]) -> _Applied:
     """Applies the records key by key, then the timers that are due."""
-    run = _RecordRun(computation, batch, [*cells, *timers.values()], timers)
+    batch = run.batch
+    if guard is not None:
+        run.computation = guard
     collecting = gc.isenabled()
     gc.disable()  # many small tuples and no cycles: the collector would walk all of them again and again
     try:
@@ -293,8 +319,8 @@ def _apply_records(
             run.apply_only()
         else:
             run.apply_all()
-        if timers:
-            run.fire(Agenda(timers, due))
+        if run.timers:
+            run.fire(Agenda(run.timers, due, guard.endless if guard else None))
     except (Exception, SystemExit) as error:
         raise RecordFailure(repr(run.keys[run.index]), run.subject(), error) from error
     finally:
@@ -309,7 +335,8 @@ class _RecordRun:
     def __init__(
         self, computation: Computation, batch: Batch, handles: list[Any], timers: dict[str, RecordTimer]
     ) -> None:
-        self.computation, self.batch, self.handles = computation, batch, handles
+        self.computation: Any = computation
+        self.batch, self.handles, self.timers = batch, handles, timers
         self.keys = _keys(batch)
         self.at = At(batch.epoch, batch._watermark)
         self.event_timers = [timer for timer in timers.values() if timer.declared.kind == EVENT_TIME]
@@ -323,12 +350,18 @@ class _RecordRun:
         self.stamps: list[int] = []
         self.index = 0
         self.record: Any = None
+        self.timer: RecordTimer | None = None
 
     def subject(self) -> str:
         """The record or timer that is being processed."""
-        if self.record is None:
-            return f"timer at {self.at.time}, tag {self.at.tag!r}"
+        if self.timer is not None:
+            return timer_text(self.timer.declared.name, self.at.micros, self.at.tag)
         return repr(self.record)
+
+    @property
+    def stamp(self) -> int:
+        """The event time of what is being processed."""
+        return NULL_TIME if self.timer is not None and self.timer.declared.kind != EVENT_TIME else self.at.micros
 
     def apply_only(self) -> None:
         """The quickest way, for one input without event time."""
@@ -379,12 +412,12 @@ class _RecordRun:
 
     def fire(self, agenda: Agenda) -> None:
         """The timers that are due, key by key."""
-        at, produced, self.record = self.at, self.produced, None
+        at, produced = self.at, self.produced
         at.input = ""
         for index in agenda.due_keys():
             self._begin(index)
             for timer, at.micros, at.tag, at.payload in agenda.of(index):
-                event = timer.declared.kind == EVENT_TIME
+                self.timer, event = timer, timer.declared.kind == EVENT_TIME
                 for each in self.event_timers:
                     each.now = at.micros if event else each.limit
                 yielded = getattr(self.computation, timer.declared.callback or "")(at)

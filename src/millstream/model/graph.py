@@ -22,6 +22,8 @@ import pyarrow as pa
 from millstream.errors import UserError
 from millstream.model.computation import Computation, declared_states, declared_timers, is_vectorised, output_schemas
 from millstream.model.kinds import State
+from millstream.model.letters import DEAD_LETTER, STOP
+from millstream.model.letters import SCHEMA as LETTERS
 from millstream.model.query import ONLY_INPUT, InputNode, MapNode, Query, SinkNode, StepNode, check_name
 from millstream.model.sinks import Sink
 from millstream.model.timers import Timer
@@ -70,6 +72,12 @@ class Step:
     late: str = "drop"
     timers: dict[str, Timer] = field(default_factory=dict)
     vectorised: bool = False
+    on_error: str = STOP
+
+    @property
+    def dead_letters(self) -> bool:
+        """Whether records that fail are sent to an output."""
+        return self.on_error == DEAD_LETTER
 
     @property
     def families(self) -> tuple[str, ...]:
@@ -95,7 +103,7 @@ class Step:
         return f"{self.name}.{output}" if output else self.name
 
     def describe(self) -> dict[str, Any]:
-        """What stored state depends on."""
+        """What stored state depends on. Dead letters can be asked for at any restart."""
         inputs = {
             given.name: {
                 "stream": " + ".join(each.stream for each in self.inputs if each.name == given.name),
@@ -111,7 +119,11 @@ class Step:
                 **{name: timer.stored_text for name, timer in self.timers.items()},
             },
             "output": format_schema(self.outputs[""]) if "" in self.outputs else "",
-            **{f"output {name}": format_schema(schema) for name, schema in self.outputs.items() if name},
+            **{
+                f"output {name}": format_schema(schema)
+                for name, schema in self.outputs.items()
+                if name and not (name == DEAD_LETTER and self.dead_letters)
+            },
         }
 
 
@@ -222,6 +234,8 @@ def resolve(query: Query, schemas: Mapping[str, pa.Schema]) -> Graph:
             _check_columns(f"step {node.name!r}", schema)
         if node.late == "output":
             outputs["late"] = _late_schema(node.name, inputs)
+        if node.on_error == DEAD_LETTER:
+            outputs[DEAD_LETTER] = LETTERS
         timers = declared_timers(type(node.computation))
         for name, timer in timers.items():
             check_name(f"step {node.name!r}: timer", name)
@@ -240,6 +254,7 @@ def resolve(query: Query, schemas: Mapping[str, pa.Schema]) -> Graph:
             node.late,
             timers,
             is_vectorised(type(node.computation)),
+            node.on_error,
         )
         steps.append(step)
         for output, schema in step.outputs.items():

@@ -12,6 +12,7 @@ Rules
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import date, time, timedelta
 from decimal import Decimal
@@ -147,3 +148,13 @@ def object_array(values: list[Any]) -> npt.NDArray[np.object_]:
     result = np.empty(len(values), np.object_)
     result[:] = values
     return result
+
+
+def check_fit(declared: State, fits: Callable[[Any], bool], value: Any, index: int) -> None:
+    """Raises `BadState` if a value of a key does not fit its state; `fits` is that of the type."""
+    if fits(value):
+        return
+    try:
+        declared.encode([value])
+    except Exception as error:
+        raise BadState(declared.name, index, str(error)) from error

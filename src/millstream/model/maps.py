@@ -25,7 +25,8 @@ import pyarrow.compute as pc
 from millstream.errors import UserError
 from millstream.model.arrays import array_from, python_values
 from millstream.model.batch import Batch
-from millstream.model.kinds import BadState, Changed, Mask, Rows, State, object_array
+from millstream.model.fits import fitting
+from millstream.model.kinds import BadState, Changed, Mask, Rows, State, check_fit, object_array
 from millstream.model.overlay import GONE, Column, Overlay, mask_of, places_in
 from millstream.model.state import Stored
 from millstream.model.times import WALL_TIME
@@ -277,6 +278,7 @@ class RecordMap:
         self._changed: dict[int, dict[Any, Any]] = {}
         self._undo: list[tuple[Any, Any]] | None = None
         self._copy = declared.is_object or pa.types.is_nested(declared.arrow_type)
+        self._fits = fitting(declared.arrow_type)
 
     def get(self, subkey: Any) -> Any:
         value = self._now(self._exact(subkey))
@@ -319,6 +321,14 @@ class RecordMap:
             else:
                 [mine[subkey]] = before
         self._undo = []
+
+    def check(self) -> None:
+        """Raises if a value that was set since `saved` does not fit the declared type."""
+        mine = self._changed.get(self.index, {})
+        for subkey, _ in self._undo or ():
+            value = mine[subkey]
+            if value is not _DELETED and not self._declared.is_object:
+                check_fit(self._declared, self._fits, value, self.index)
 
     def changes(self) -> Changed | None:
         places = np.repeat(list(self._changed), [len(entries) for entries in self._changed.values()]).astype(np.int64)

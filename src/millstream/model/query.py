@@ -23,6 +23,7 @@ import pyarrow as pa
 from millstream.errors import UserError
 from millstream.model.computation import Computation, check_computation
 from millstream.model.explain import explain, to_dot, to_mermaid
+from millstream.model.letters import DEAD_LETTER, ON_ERROR, STOP
 from millstream.model.sinks import Sink
 from millstream.model.times import EventTime
 from millstream.model.times import event_time as event_time_of
@@ -65,6 +66,7 @@ class StepNode:
     inputs: tuple[InputNode, ...]
     computation: Computation
     late: str = "drop"
+    on_error: str = STOP
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,13 +146,19 @@ class Query:
         return Stream(self, (name,))
 
     def compute(
-        self, name: str, computation: type[Computation] | Computation, *, late: str = "drop", **inputs: KeyedStream
+        self,
+        name: str,
+        computation: type[Computation] | Computation,
+        *,
+        late: str = "drop",
+        on_error: str = STOP,
+        **inputs: KeyedStream,
     ) -> Stream:
         """Adds a step with several named inputs, each with its own key; returns the stream of its productions.
 
         The keys must have the same types: equal keys of all inputs meet. In `on_record`, `at.input` says where a
         record is from; in `on_batch`, `batch.input("name")` is the part of one input. Within an epoch, records of a
-        key are applied input by input, in the order given here. For `late`, see `KeyedStream.compute`.
+        key are applied input by input, in the order given here. For `late` and `on_error`, see `KeyedStream.compute`.
 
         >>> from millstream.model.computation import Computation
         >>> class Join(Computation):
@@ -171,13 +179,19 @@ class Query:
             if keyed.query is not self:
                 raise UserError(f"step {name!r}: input {given!r} is a stream of another query")
             nodes += [InputNode(given, stream, keyed.key) for stream in keyed.streams]
-        return self._add_step(name, tuple(nodes), computation, late)
+        return self._add_step(name, tuple(nodes), computation, late, on_error)
 
     def _add_step(
-        self, name: str, inputs: tuple[InputNode, ...], computation: type[Computation] | Computation, late: str
+        self,
+        name: str,
+        inputs: tuple[InputNode, ...],
+        computation: type[Computation] | Computation,
+        late: str,
+        on_error: str,
     ) -> Stream:
-        if late not in LATE:
-            raise UserError(f"step {name!r}: late={late!r}; give one of {', '.join(map(repr, LATE))}")
+        for option, given, known in (("late", late, LATE), ("on_error", on_error, ON_ERROR)):
+            if given not in known:
+                raise UserError(f"step {name!r}: {option}={given!r}; give one of {', '.join(map(repr, known))}")
         self._take("step", name)
         try:
             checked = check_computation(computation)
@@ -185,7 +199,12 @@ class Query:
             raise UserError(f"step {name!r}: {error}") from error
         if late == "output" and "late" in checked.outputs:
             raise UserError(f"step {name!r}: late='output' makes an output 'late', and the computation declares one")
-        self.steps[name] = StepNode(name, inputs, checked, late)
+        if on_error == DEAD_LETTER and DEAD_LETTER in checked.outputs:
+            raise UserError(
+                f"step {name!r}: on_error='dead_letter' makes an output 'dead_letter', and the computation declares "
+                "one; give its own another name"
+            )
+        self.steps[name] = StepNode(name, inputs, checked, late, on_error)
         return Stream(self, (name,))
 
     def explain(self) -> str:
@@ -225,11 +244,13 @@ class Stream:
         return " + ".join(self.streams)
 
     def output(self, name: str) -> Stream:
-        """A named output of the step, which its computation declares in `outputs`."""
+        """A named output of the step, which its computation declares in `outputs`; or "late" or "dead_letter", if the
+        step makes one."""
         step = self.query.steps.get(self.streams[0]) if len(self.streams) == 1 else None
         if step is None:
             raise UserError(f"{self.name!r} has no named outputs; ask the stream that compute() returned")
-        if name not in step.computation.outputs and (name, step.late) != ("late", "output"):
+        made = {"late": step.late == "output", DEAD_LETTER: step.on_error == DEAD_LETTER}
+        if name not in step.computation.outputs and not made.get(name):
             known = ", ".join(step.computation.outputs) or "none"
             raise UserError(f"step {step.name!r} has no output {name!r}; it declares {known}")
         return Stream(self.query, (f"{step.name}.{name}",))
@@ -305,15 +326,20 @@ class KeyedStream:
     streams: tuple[str, ...]
     key: tuple[str, ...]
 
-    def compute(self, name: str, computation: type[Computation] | Computation, *, late: str = "drop") -> Stream:
+    def compute(
+        self, name: str, computation: type[Computation] | Computation, *, late: str = "drop", on_error: str = STOP
+    ) -> Stream:
         """Adds a step that runs a computation on every key; returns the stream of its productions.
 
         `computation` is a class that needs no arguments, or an instance. `late` says what becomes of records that are
         older than the watermark of the epoch before, or have no event time: "drop" counts and drops them, "process"
         treats them like others, and "output" sends them to the output `late`, unseen by the computation.
+
+        `on_error` says what becomes of a record that the computation fails on: "stop" stops the query; "dead_letter"
+        sends it to the output `dead_letter` (step, key, record, error, epoch), and its key stays as before it.
         """
         inputs = tuple(InputNode(ONLY_INPUT, stream, self.key) for stream in self.streams)
-        return self.query._add_step(name, inputs, computation, late)
+        return self.query._add_step(name, inputs, computation, late, on_error)
 
 
 def check_name(what: str, name: object) -> None:

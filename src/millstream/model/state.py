@@ -24,7 +24,8 @@ import pyarrow.compute as pc
 from millstream.errors import UserError
 from millstream.model.arrays import array_from
 from millstream.model.batch import Batch
-from millstream.model.kinds import BadState, Changed, Mask, State, object_array
+from millstream.model.fits import fitting
+from millstream.model.kinds import BadState, Changed, Mask, State, check_fit, object_array
 from millstream.model.times import WALL_TIME
 
 
@@ -229,7 +230,7 @@ class BatchValue:
 class RecordValue:
     """The handle of a `Value` in a computation that has `on_record`: all keys loaded, one of them current."""
 
-    __slots__ = ("_declared", "_dirty", "_present", "_values", "index")
+    __slots__ = ("_declared", "_dirty", "_fits", "_present", "_values", "index")
 
     def __init__(self, declared: Value, batch: Batch, stored: Stored) -> None:
         self._declared = declared
@@ -237,6 +238,7 @@ class RecordValue:
         self._present = bytearray(stored.present().tobytes())
         self._dirty = bytearray(len(batch))
         self._values = self._load(stored)
+        self._fits = fitting(declared.arrow_type)
 
     def _load(self, stored: Stored) -> list[Any]:
         declared = self._declared
@@ -263,6 +265,21 @@ class RecordValue:
         index = self.index
         self._values[index] = self._declared.default
         self._dirty[index], self._present[index] = 1, 0
+
+    def saved(self) -> tuple[Any, int, int]:
+        """For `restore`: the current key as it is."""
+        index = self.index
+        return self._values[index], self._present[index], self._dirty[index]
+
+    def restore(self, saved: tuple[Any, int, int]) -> None:
+        index = self.index
+        self._values[index], self._present[index], self._dirty[index] = saved
+
+    def check(self) -> None:
+        """Raises if the value of the current key does not fit the declared type."""
+        index = self.index
+        if self._dirty[index] and self._present[index]:
+            check_fit(self._declared, self._fits, self._values[index], index)
 
     def changes(self) -> Changed | None:
         changed = np.frombuffer(self._dirty, np.bool_)
@@ -323,6 +340,9 @@ class PickledRecordValue(RecordValue):
     def delete(self) -> None:
         super().delete()
         self._values[self.index] = None
+
+    def check(self) -> None:
+        """Nothing is left to find: `set` refuses what cannot be pickled."""
 
     def _encode(self, kept: Mask) -> pa.Array:
         return pa.array([value if keep else None for value, keep in zip(self._values, kept, strict=True)], pa.binary())

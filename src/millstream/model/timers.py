@@ -26,7 +26,7 @@ import pyarrow as pa
 from millstream.errors import UserError
 from millstream.model.arrays import array_from
 from millstream.model.batch import Batch, Rows
-from millstream.model.kinds import Changed
+from millstream.model.kinds import Changed, Mask
 from millstream.model.times import EVENT_TIME, NULL_TIME, WALL_TIME, Times, micros, moment
 from millstream.model.types import format_type, parse_type
 
@@ -35,6 +35,8 @@ Fn = TypeVar("Fn", bound=Callable[..., Any])
 FIRE_LIMIT = 10_000
 """How many timers of one key may be set by callbacks and fire in one epoch without their times advancing."""
 
+_UNTOUCHED = object()
+_END = 2**63 - 1
 TAG = pa.string()
 TIME = "time"
 
@@ -133,6 +135,14 @@ class Due:
     times: Times
     payloads: pa.Array | None
 
+    def only(self, keys: Mask) -> Due:
+        """The timers of some of the keys of the batch."""
+        mine = keys[self.places]
+        places = (np.cumsum(keys) - 1)[self.places[mine]]
+        mask = pa.array(mine)
+        payloads = None if self.payloads is None else self.payloads.filter(mask)
+        return Due(places, self.tags.filter(mask), self.times[mine], payloads)
+
     def listed(self) -> Iterable[tuple[int, str, int, Any]]:
         """One by one."""
         payloads = [None] * len(self.places) if self.payloads is None else self.payloads.to_pylist()
@@ -155,6 +165,30 @@ class RecordTimer:
         self.fresh: list[tuple[int, str]] = []
         """What was set and is due already, since it was last looked at."""
         self._known: dict[str, list[int]] = {}
+        self._undo: list[tuple[tuple[int, str], Any]] | None = None
+        """What was there before each change since it was last asked for; None if nobody asks."""
+
+    def saved(self) -> int:
+        """For `restore`: so that all that is set and deleted from now on can be undone."""
+        self._undo = []
+        return len(self.fresh)
+
+    def restore(self, saved: int) -> None:
+        for place, before in reversed(self._undo or ()):
+            if before is _UNTOUCHED:
+                del self.changed[place]
+            else:
+                self.changed[place] = before
+        self._undo = []
+        del self.fresh[saved:]
+
+    def check(self) -> None:
+        """Nothing is left to find: `set` refuses what does not fit."""
+
+    def _change(self, place: tuple[int, str], timer: tuple[int, Any] | None) -> None:
+        if self._undo is not None:
+            self._undo.append((place, self.changed.get(place, _UNTOUCHED)))
+        self.changed[place] = timer
 
     def set(self, when: datetime | timedelta, *, tag: str = "", payload: Any = None) -> None:
         name = self.declared.name
@@ -165,6 +199,8 @@ class RecordTimer:
             at = self.now + when // timedelta(microseconds=1)
         else:
             at = micros(when, f"timer {name!r}")
+        if not abs(at) < _END:
+            raise UserError(f"timer {name!r}: {when!r} from now is beyond the end of time")
         if payload is not None and self.declared.payload_type is None:
             raise UserError(f"timer {name!r} has no payload; declare it as Timer(..., payload='string')")
         if self.declared.is_object:
@@ -174,13 +210,13 @@ class RecordTimer:
                 array_from([payload], self.declared.payload_type)
             except UserError as error:
                 raise UserError(f"timer {name!r}: its payload: {error}") from error
-        self.changed[self.index, tag] = (at, payload)
+        self._change((self.index, tag), (at, payload))
         if at <= self.limit:
             self.fresh.append((self.index, tag))
 
     def delete(self, *, tag: str = "") -> None:
         check_tag(self.declared.name, tag)
-        self.changed[self.index, tag] = None
+        self._change((self.index, tag), None)
 
     def get(self, *, tag: str = "") -> datetime | None:
         place = (self.index, tag)
@@ -225,11 +261,19 @@ def check_tag(name: str, tag: object) -> None:
         raise UserError(f"timer {name!r}: tag={tag!r}; give a text")
 
 
+Endless = Callable[[UserError, RecordTimer, int, str], None]
+"""What becomes of a timer that keeps setting itself: it is not called again."""
+
+
+def _stop(error: UserError, timer: RecordTimer, at: int, tag: str) -> None:
+    raise error
+
+
 class Agenda:
     """The timers that are due, key by key, each key's in the order of their times."""
 
-    def __init__(self, timers: dict[str, RecordTimer], due: dict[str, Due]) -> None:
-        self._timers = timers
+    def __init__(self, timers: dict[str, RecordTimer], due: dict[str, Due], endless: Endless | None = None) -> None:
+        self._timers, self._endless = timers, endless or _stop
         self._heaps: dict[int, list[tuple[int, int, str, str, Any]]] = {}
         self._given = 0
         """Timers of a higher number were set by callbacks."""
@@ -269,9 +313,11 @@ class Agenda:
             stuck = stuck + 1 if number > self._given and at <= reached else 0
             reached = max(reached, at)
             if stuck > FIRE_LIMIT:
-                raise UserError(
+                error = UserError(
                     f"timer {name!r} fired more than {FIRE_LIMIT:,} times in one epoch without its time advancing: its "
                     "callback keeps setting timers that are due already"
                 )
+                self._endless(error, self._timers[name], at, tag)
+                continue
             yield self._timers[name], at, tag, payload
             self.gather()

@@ -14,7 +14,8 @@ Rules
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NewType
 
@@ -89,7 +90,7 @@ class Commit:
     """The one entry that makes an epoch real. Epochs before `oldest` are given up: their objects may be deleted.
 
     `edits` are of segments that the epoch's own writes took up; those of compactions are in the plan. `clocks` are of
-    the sources and `watermarks` of the steps, after the epoch; `late` counts its late records.
+    the sources and `watermarks` of the steps, after the epoch; `late` and `dead_letters` count records of each step.
     """
 
     epoch: Epoch
@@ -102,6 +103,7 @@ class Commit:
     clocks: dict[str, SourceClock] = field(default_factory=dict)
     watermarks: dict[str, int] = field(default_factory=dict)
     late: dict[str, int] = field(default_factory=dict)
+    dead_letters: dict[str, int] = field(default_factory=dict)
 
 
 Entry = Claim | Plan | Abort | Commit
@@ -147,6 +149,7 @@ class History:
     clocks: dict[str, SourceClock] = field(default_factory=dict)
     watermarks: dict[str, int] = field(default_factory=dict)
     late: dict[str, int] = field(default_factory=dict)
+    dead_letters: dict[str, int] = field(default_factory=dict)
 
     def after(self, entry: Entry) -> History:
         """The history with one more entry."""
@@ -203,8 +206,17 @@ class History:
             clock_ms=plan.clock_ms,
             clocks={**self.clocks, **commit.clocks},
             watermarks={**self.watermarks, **commit.watermarks},
-            late={name: self.late.get(name, 0) + commit.late.get(name, 0) for name in {**self.late, **commit.late}},
+            late=_sums([self.late, commit.late]),
+            dead_letters=_sums([self.dead_letters, commit.dead_letters]),
         )
+
+
+def _sums(counts: Iterable[Mapping[str, int]]) -> dict[str, int]:
+    """Counts by step, added up."""
+    total: Counter[str] = Counter()
+    for each in counts:
+        total.update(each)
+    return dict(total)
 
 
 # -- may this epoch run? ---------------------------------------------------------------------------------------
@@ -316,6 +328,7 @@ class Report:
     clocks: dict[str, SourceClock] = field(default_factory=dict)
     watermarks: dict[str, int] = field(default_factory=dict)
     late: dict[str, int] = field(default_factory=dict)
+    dead_letters: dict[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -329,6 +342,7 @@ class Accept:
     clocks: dict[str, SourceClock] = field(default_factory=dict)
     watermarks: dict[str, int] = field(default_factory=dict)
     late: dict[str, int] = field(default_factory=dict)
+    dead_letters: dict[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -369,24 +383,19 @@ def judge(slot_count: int, producers: int, reports: Sequence[Report], levels: in
         mixed = disagreement(seen, producers if level == 1 else slot_count)
         if mixed:
             return Reject(mixed)
-    records: dict[str, int] = {}
-    late: dict[str, int] = {}
     watermarks: dict[str, int] = {}
     for report in ordered:
-        for step, count in report.records.items():
-            records[step] = records.get(step, 0) + count
-        for step, count in report.late.items():
-            late[step] = late.get(step, 0) + count
         for step, mark in report.watermarks.items():
             watermarks[step] = min(mark, watermarks.get(step, END_OF_TIME))
     return Accept(
         tuple(ref for report in ordered for ref in report.added),
         tuple(edit for report in ordered for edit in report.edits),
         tuple(ref for report in ordered for ref in report.outputs),
-        records,
+        _sums(report.records for report in ordered),
         ordered[0].clocks,
         watermarks,
-        {step: count for step, count in late.items() if count},
+        {step: count for step, count in _sums(report.late for report in ordered).items() if count},
+        {step: count for step, count in _sums(report.dead_letters for report in ordered).items() if count},
     )
 
 

@@ -329,6 +329,7 @@ def _encode_history(history: History) -> bytes:
         "clocks": history.clocks,
         "watermarks": history.watermarks,
         "late": history.late,
+        "dead_letters": history.dead_letters,
     }
     return msgspec.json.encode(flat)
 

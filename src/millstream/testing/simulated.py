@@ -180,6 +180,10 @@ class Simulated:
         """How many records were too late for a step so far."""
         return self.driver.journal.history.late.get(step, 0)
 
+    def dead_letters(self, step: str) -> int:
+        """How many records have failed in a step so far and become dead letters."""
+        return self.driver.journal.history.dead_letters.get(step, 0)
+
     def outputs(self, sink: str) -> list[tuple[Any, ...]]:
         """All productions that reached a sink, epoch by epoch."""
         return [row for epoch in sorted(self.delivered[sink]) for row in self.delivered[sink][epoch]]
