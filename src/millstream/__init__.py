@@ -13,6 +13,8 @@ from millstream.errors import (
     StoreUnavailable,
     UserError,
 )
+from millstream.library.aggregates import collect, combine, count, first, last, max, mean, min, sum
+from millstream.library.windows import sessions, sliding, tumbling
 from millstream.model.bags import Bag
 from millstream.model.batch import Batch, InputBatch, TimerBatch, to
 from millstream.model.computation import At, Computation
@@ -55,6 +57,18 @@ __all__ = [
     "TimerBatch",
     "UserError",
     "Value",
+    "collect",
+    "combine",
+    "count",
+    "first",
+    "last",
+    "max",
+    "mean",
+    "min",
     "session",
+    "sessions",
+    "sliding",
+    "sum",
     "to",
+    "tumbling",
 ]

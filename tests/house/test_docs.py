@@ -122,6 +122,14 @@ def test_the_code_of_the_guide_that_needs_no_spark_runs(tmp_path: Path, monkeypa
             block.run(namespace)
 
 
+def test_the_code_of_the_library_runs() -> None:
+    namespace: dict[str, Any] = {"__name__": "__main__"}
+    blocks = blocks_of(ROOT / "docs" / "library.md")
+    assert blocks
+    for block in blocks:
+        block.run(namespace)
+
+
 @pytest.mark.spark
 @pytest.mark.slow
 def test_the_code_of_the_guide_runs(spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

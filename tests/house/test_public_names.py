@@ -35,8 +35,20 @@ PUBLIC = [
     "TimerBatch",
     "UserError",
     "Value",
+    "collect",
+    "combine",
+    "count",
+    "first",
+    "last",
+    "max",
+    "mean",
+    "min",
     "session",
+    "sessions",
+    "sliding",
+    "sum",
     "to",
+    "tumbling",
 ]
 
 

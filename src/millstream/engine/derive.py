@@ -21,6 +21,8 @@ from millstream.engine.spec import TIME_COLUMN, Spec
 from millstream.errors import UserError
 from millstream.model.batch import output_column
 from millstream.model.query import MapNode
+from millstream.model.times import Times, times_of
+from millstream.model.transform import Transform
 
 
 class MapFailure(Exception):
@@ -35,18 +37,23 @@ def derive(spec: Spec, streams: Mapping[str, pa.RecordBatch]) -> dict[str, pa.Re
     """These streams, and all that maps make of them."""
     found = dict(streams)
     for each in spec.graph.maps:
-        given = [found[stream] for stream in each.streams if stream in found and found[stream].num_rows]
-        made = [batch for records in given for batch in _applied(spec, each, records)]
+        given = [stream for stream in each.streams if stream in found and found[stream].num_rows]
+        made = [batch for stream in given for batch in _applied(spec, each, found[stream], stream)]
         if made:
             found[each.name] = made[0] if len(made) == 1 else pa.concat_batches(made)
     return found
 
 
-def _applied(spec: Spec, each: MapNode, records: pa.RecordBatch) -> list[pa.RecordBatch]:
+def _applied(spec: Spec, each: MapNode, records: pa.RecordBatch, stream: str) -> list[pa.RecordBatch]:
     times = records.column(TIME_COLUMN) if TIME_COLUMN in records.schema.names else None
     plain = records.drop_columns([TIME_COLUMN]) if times is not None else records
     try:
-        returned = spec.function(each.name)(plain)
+        fn = spec.function(each.name)
+        if isinstance(fn, Transform):
+            column = spec.graph.times.get(stream)
+            micros = None if column is None else times_of(plain.column(column)) if times is None else times.to_numpy()
+            return _transformed(fn, plain, micros)
+        returned = fn(plain)
         if returned is None:
             return []
         made = _conformed(returned, each.output)
@@ -57,6 +64,14 @@ def _applied(spec: Spec, each: MapNode, records: pa.RecordBatch) -> list[pa.Reco
         return [made]
     except (Exception, SystemExit) as error:
         raise MapFailure(each.name, error) from error
+
+
+def _transformed(fn: Transform, records: pa.RecordBatch, micros: Times | None) -> list[pa.RecordBatch]:
+    made = fn.apply(records, micros)
+    if made is None:
+        return []
+    batch, stamps = made
+    return [batch if stamps is None else batch.append_column(TIME_COLUMN, pa.array(stamps))]
 
 
 def _conformed(returned: Any, schema: pa.Schema) -> pa.RecordBatch:

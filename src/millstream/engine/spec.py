@@ -23,6 +23,7 @@ import pyarrow as pa
 
 from millstream.model.computation import Computation
 from millstream.model.graph import Graph, Step
+from millstream.model.transform import Transform
 from millstream.protocol.epochs import History, Plan
 from millstream.protocol.keyspace import Range
 from millstream.protocol.manifest import Family, Manifest, Piece
@@ -51,7 +52,7 @@ class Spec:
         computation: Computation = pickle.loads(self.codes[step])
         return computation
 
-    def function(self, name: str) -> Callable[[pa.RecordBatch], Any]:
+    def function(self, name: str) -> Callable[[pa.RecordBatch], Any] | Transform:
         """The function of a map; it keeps nothing, so one copy serves the whole process."""
         return _function(self.codes[name])
 
@@ -69,8 +70,8 @@ def unpack(data: bytes) -> Spec:
 
 
 @lru_cache(maxsize=64)
-def _function(code: bytes) -> Callable[[pa.RecordBatch], Any]:
-    fn: Callable[[pa.RecordBatch], Any] = pickle.loads(code)
+def _function(code: bytes) -> Callable[[pa.RecordBatch], Any] | Transform:
+    fn: Callable[[pa.RecordBatch], Any] | Transform = pickle.loads(code)
     return fn
 
 

@@ -92,6 +92,13 @@ class Computation:
     def close(self) -> None:
         """Called once after the last one, also when a batch failed."""
 
+    def bind(self, inputs: Mapping[str, pa.Schema], key: tuple[str, ...]) -> Computation:
+        """Called once before the first epoch, with the schemas of the inputs and the names of the key's columns.
+
+        A computation whose output or states follow from them returns a copy that has these; others return themselves.
+        """
+        return self
+
     def on_record(self, row: Any, at: At) -> Iterable[Any] | None:
         """Called for each record; yields productions: tuples or dicts that fit `output`, or `to("name", ...)`."""
         raise NotImplementedError
@@ -104,14 +111,15 @@ class Computation:
         raise NotImplementedError
 
 
-def declared_states(kind: type) -> dict[str, State]:
+def declared_states(given: type | Computation) -> dict[str, State]:
     """The states a computation declares, those of base classes included; later declarations override."""
-    return _declared(kind, State, "state", 'Value("long")')
+    return _declared(given, State, "state", 'Value("long")')
 
 
-def declared_timers(kind: type) -> dict[str, Timer]:
+def declared_timers(given: type | Computation) -> dict[str, Timer]:
     """The timers a computation declares, those of base classes included; each must have a callback."""
-    timers = _declared(kind, Timer, "timer", "Timer(EVENT_TIME)")
+    timers = _declared(given, Timer, "timer", "Timer(EVENT_TIME)")
+    kind = given if isinstance(given, type) else type(given)
     for name, timer in timers.items():
         if timer.callback is None or not callable(getattr(kind, timer.callback, None)):
             raise UserError(
@@ -123,7 +131,8 @@ def declared_timers(kind: type) -> dict[str, Timer]:
 Declared = TypeVar("Declared")
 
 
-def _declared(kind: type, wanted: type[Declared], what: str, example: str) -> dict[str, Declared]:
+def _declared(given: type | Computation, wanted: type[Declared], what: str, example: str) -> dict[str, Declared]:
+    kind = given if isinstance(given, type) else type(given)
     found: dict[str, Declared] = {}
     for base in reversed(kind.__mro__):
         for name, member in vars(base).items():
@@ -138,6 +147,8 @@ def _declared(kind: type, wanted: type[Declared], what: str, example: str) -> di
                 raise UserError(
                     f"{kind.__name__}.{name} is the class {member.__name__} itself; write {name} = {example}"
                 )
+    if not isinstance(given, type):
+        found.update({name: member for name, member in vars(given).items() if isinstance(member, wanted)})
     return found
 
 

@@ -28,6 +28,7 @@ from millstream.model.query import ONLY_INPUT, InputNode, MapNode, Query, SinkNo
 from millstream.model.sinks import Sink
 from millstream.model.timers import Timer
 from millstream.model.times import EVENT_TIME, EventTime
+from millstream.model.transform import Transform
 from millstream.model.types import check_key_type, format_schema, format_type
 
 
@@ -197,8 +198,6 @@ def resolve(query: Query, schemas: Mapping[str, pa.Schema]) -> Graph:
     times = {source.name: _time_column(source) for source in sources if source.time is not None}
     for source in sources:
         _check_columns(f"source {source.name!r}", source.schema)
-    for mapped in query.maps.values():
-        _check_columns(f"map {mapped.name!r}", mapped.output)
     streams = {source.name: source.schema for source in sources}
     levels = dict.fromkeys(streams, 0)
     steps: list[Step] = []
@@ -209,18 +208,22 @@ def resolve(query: Query, schemas: Mapping[str, pa.Schema]) -> Graph:
         """Those whose streams are all known; a map may read a map."""
         while ready := [node for node in waiting if all(stream in streams for stream in node.streams)]:
             for node in ready:
+                waiting.remove(node)
                 _check_united(f"map {node.name!r}", [(stream, streams[stream]) for stream in node.streams])
+                if isinstance(node.fn, Transform):
+                    node = _bound_map(node, node.fn, streams[node.streams[0]], times)
+                _check_columns(f"map {node.name!r}", node.output)
                 maps.append(node)
                 streams[node.name] = node.output
                 levels[node.name] = max(levels[stream] for stream in node.streams)
                 _add_map_time(node, times)
-                waiting.remove(node)
 
     add_maps()
     for node in query.steps.values():
         inputs = tuple(_input(node, given, streams, times) for given in node.inputs)
         _check_inputs(node.name, inputs)
-        states = declared_states(type(node.computation))
+        computation = _bound(node, inputs)
+        states = declared_states(computation)
         for state, declared in states.items():
             check_name(f"step {node.name!r}: state", state)
             if declared.ttl_time == EVENT_TIME and all(given.time is None for given in inputs):
@@ -229,14 +232,14 @@ def resolve(query: Query, schemas: Mapping[str, pa.Schema]) -> Graph:
                     "the source event_time=..., or use WALL_TIME"
                 )
         level = 1 + max(levels[given.stream] for given in inputs)
-        outputs = output_schemas(node.computation)
+        outputs = output_schemas(computation)
         for schema in outputs.values():
             _check_columns(f"step {node.name!r}", schema)
         if node.late == "output":
             outputs["late"] = _late_schema(node.name, inputs)
         if node.on_error == DEAD_LETTER:
             outputs[DEAD_LETTER] = LETTERS
-        timers = declared_timers(type(node.computation))
+        timers = declared_timers(computation)
         for name, timer in timers.items():
             check_name(f"step {node.name!r}: timer", name)
             if timer.kind == EVENT_TIME and all(given.time is None for given in inputs):
@@ -248,12 +251,12 @@ def resolve(query: Query, schemas: Mapping[str, pa.Schema]) -> Graph:
             node.name,
             level,
             inputs,
-            node.computation,
+            computation,
             states,
             outputs,
             node.late,
             timers,
-            is_vectorised(type(node.computation)),
+            is_vectorised(type(computation)),
             node.on_error,
         )
         steps.append(step)
@@ -299,12 +302,30 @@ def _add_map_time(node: MapNode, times: dict[str, str]) -> None:
     found = {times[stream] for stream in node.streams if stream in times}
     if not found:
         return
-    if len(found) > 1 or len([stream for stream in node.streams if stream in times]) != len(node.streams):
+    own = isinstance(node.fn, Transform)  # its times travel beside the columns, wherever they came from
+    if (len(found) > 1 and not own) or any(stream not in times for stream in node.streams):
         raise UserError(f"map {node.name!r}: its streams were united, but do not have their event time in one column")
-    [column] = found
+    column = "" if own else found.pop()
     if column and (column not in node.output.names or not pa.types.is_timestamp(node.output.field(column).type)):
         raise UserError(f"map {node.name!r}: its output must keep {column!r}, a TIMESTAMP, which is the event time")
     times[node.name] = column
+
+
+def _bound_map(node: MapNode, fn: Transform, schema: pa.Schema, times: Mapping[str, str]) -> MapNode:
+    """A map whose output follows from the schema of its streams."""
+    try:
+        bound = fn.bind(schema, all(stream in times for stream in node.streams))
+    except UserError as error:
+        raise UserError(f"map {node.name!r}: {error}") from error
+    return replace(node, fn=bound, output=bound.output)
+
+
+def _bound(node: StepNode, inputs: tuple[Input, ...]) -> Computation:
+    """A computation whose states and outputs follow from the schemas of its inputs."""
+    try:
+        return node.computation.bind({given.name: given.schema for given in inputs}, inputs[0].key)
+    except UserError as error:
+        raise UserError(f"step {node.name!r}: {error}") from error
 
 
 def _late_schema(step: str, inputs: tuple[Input, ...]) -> pa.Schema:

@@ -22,11 +22,13 @@ import pyarrow as pa
 
 from millstream.errors import UserError
 from millstream.model.computation import Computation, check_computation
+from millstream.model.entries import KeyedEntries
 from millstream.model.explain import explain, to_dot, to_mermaid
 from millstream.model.letters import DEAD_LETTER, ON_ERROR, STOP
 from millstream.model.sinks import Sink
 from millstream.model.times import EventTime
 from millstream.model.times import event_time as event_time_of
+from millstream.model.transform import Transform
 from millstream.model.types import parse_schema
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_\-]{0,99}\Z")
@@ -75,7 +77,7 @@ class MapNode:
 
     name: str
     streams: tuple[str, ...]
-    fn: Callable[[pa.RecordBatch], Any]
+    fn: Callable[[pa.RecordBatch], Any] | Transform
     output: pa.Schema
 
 
@@ -292,6 +294,9 @@ class Stream:
             schema = parse_schema(output)
         except UserError as error:
             raise UserError(f"map {name!r}: {error}") from error
+        return self._add_map(name, fn, schema)
+
+    def _add_map(self, name: str, fn: Callable[[pa.RecordBatch], Any] | Transform, schema: pa.Schema) -> Stream:
         self.query._take("map", name)
         self.query.maps[name] = MapNode(name, self.streams, fn, schema)
         return Stream(self.query, (name,))
@@ -319,7 +324,7 @@ class Stream:
 
 
 @dataclass(frozen=True, slots=True)
-class KeyedStream:
+class KeyedStream(KeyedEntries):
     """A stream and the columns that make its key."""
 
     query: Query

@@ -30,6 +30,7 @@ from millstream.model.computation import Computation
 from millstream.model.graph import resolve
 from millstream.model.query import Query, SinkNode
 from millstream.model.times import micros, micros_of, moment
+from millstream.model.transform import Transform
 from millstream.model.types import parse_schema
 from millstream.protocol.compaction import Job
 from millstream.protocol.epochs import Epoch, Output, Report
@@ -50,7 +51,7 @@ class LocalSpec(Spec):
     def new_computation(self, step: str) -> Computation:
         return copy.deepcopy(next(item.computation for item in self.graph.steps if item.name == step))
 
-    def function(self, name: str) -> Callable[[pa.RecordBatch], Any]:
+    def function(self, name: str) -> Callable[[pa.RecordBatch], Any] | Transform:
         return next(item.fn for item in self.graph.maps if item.name == name)
 
 

@@ -1,0 +1,218 @@
+"""Aggregates, taken apart: which columns of partial results each of them keeps, and what it makes of them at the end.
+
+Rules
+-----
+- An aggregate is bound to a schema before anything runs; what does not fit is refused then, and the error names it.
+- The same parts are made of single records, of records combined before the exchange, and of stored totals.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from millstream.errors import UserError
+from millstream.library.reduce import ADD, CONCAT, FIRST, FOLD, LAST, MAX, MIN, Mask, Part, combine, reduce_runs
+from millstream.model.arrays import array_from
+from millstream.model.batch import Batch, InputBatch
+from millstream.model.state import Value
+from millstream.model.types import describe_type, format_type, parse_type
+
+LONG, DOUBLE = pa.int64(), pa.float64()
+
+
+@dataclass(frozen=True, slots=True)
+class Aggregate:
+    """How the records of a key become one value. Made by `count`, `sum`, `min`, `max`, `mean`, `first`, `last`,
+    `collect` and `combine`."""
+
+    op: str
+    column: str | None = None
+    fold: Callable[[Any, Any], Any] | None = None
+    lift: Callable[[Any], Any] | None = None
+    type: str | None = None
+
+    def __repr__(self) -> str:
+        return f"{self.op}({'' if self.column is None else repr(self.column)})"
+
+
+_SHAPES = {
+    "count": [("", ADD)],
+    "sum": [("", ADD)],
+    "min": [("", MIN)],
+    "max": [("", MAX)],
+    "mean": [("_sum", ADD), ("_n", ADD)],
+    "first": [("", FIRST)],
+    "last": [("", LAST)],
+    "collect": [("", CONCAT)],
+    "combine": [("", FOLD)],
+}
+"""For each aggregate, its parts: what follows its name, and how they are reduced."""
+
+
+@dataclass(frozen=True, slots=True)
+class Bound:
+    """An aggregate whose parts have known types."""
+
+    name: str
+    aggregate: Aggregate
+    parts: list[Part]
+
+    @property
+    def output(self) -> pa.DataType:
+        """The type of its value."""
+        return self.parts[0].kind
+
+    def lifted(self, records: pa.RecordBatch) -> list[pa.Array]:
+        """The parts of single records, one row each."""
+        op, column = self.aggregate.op, self.aggregate.column
+        if column is None:
+            return [pa.array(np.ones(records.num_rows, np.int64))]
+        values = records.column(column)
+        if op == "count":
+            return [_ones(values)]
+        if op == "mean":
+            return [values.cast(DOUBLE), _ones(values)]
+        if op == "collect":
+            return [pa.ListArray.from_arrays(np.arange(len(values) + 1, dtype=np.int32), values, type=self.output)]
+        if self.aggregate.lift is not None:
+            made = [None if value is None else self.aggregate.lift(value) for value in values.to_pylist()]
+            return [array_from(made, self.output)]
+        return [values if values.type == self.output else values.cast(self.output)]
+
+    def result(self, parts: Sequence[pa.Array]) -> pa.Array:
+        """The value that the parts stand for."""
+        if self.aggregate.op != "mean":
+            return parts[0]
+        total, count = parts
+        return pc.divide(total, pc.if_else(pc.equal(count, 0), pa.scalar(None, DOUBLE), count.cast(DOUBLE)))
+
+
+def _ones(values: pa.Array) -> pa.Array:
+    """1 where there is a value, 0 where there is null."""
+    if not values.null_count:
+        return pa.array(np.ones(len(values), np.int64))
+    return values.is_valid().cast(LONG)
+
+
+def _bound(name: str, aggregate: Aggregate, kinds: Sequence[pa.DataType]) -> Bound:
+    shape = zip(_SHAPES[aggregate.op], kinds, strict=True)
+    return Bound(name, aggregate, [Part(name + suffix, kind, op, aggregate.fold) for (suffix, op), kind in shape])
+
+
+def _kinds(name: str, aggregate: Aggregate, schema: pa.Schema) -> list[pa.DataType]:
+    """The types of an aggregate's parts, for records with this schema."""
+    op, column = aggregate.op, aggregate.column
+    if column is None:
+        return [LONG]
+    if column not in schema.names:
+        raise UserError(f"{name}={aggregate!r}: no column {column!r}; the input has {', '.join(schema.names)}")
+    kind = schema.field(column).type
+    if op == "count":
+        return [LONG]
+    if op == "sum":
+        return [_sum_type(name, aggregate, kind)]
+    if op == "mean":
+        _sum_type(name, aggregate, kind)
+        return [DOUBLE, LONG]
+    if op in ("min", "max") and pa.types.is_nested(kind):
+        raise UserError(f"{name}={aggregate!r}: {column!r} is {describe_type(kind)}, which has no order")
+    if op == "collect":
+        return [pa.list_(pa.field("element", kind))]
+    return [kind if aggregate.type is None else parse_type(aggregate.type)]
+
+
+def _sum_type(name: str, aggregate: Aggregate, kind: pa.DataType) -> pa.DataType:
+    if pa.types.is_integer(kind):
+        return LONG
+    if pa.types.is_floating(kind):
+        return DOUBLE
+    if pa.types.is_decimal(kind):
+        return pa.decimal128(min(38, kind.precision + 10), kind.scale)
+    if pa.types.is_duration(kind) and aggregate.op == "sum":
+        return kind
+    raise UserError(f"{name}={aggregate!r}: {aggregate.column!r} is {describe_type(kind)}, expected numbers")
+
+
+class Totals:
+    """Several aggregates: their parts, how they are stored, and their results.
+
+    `lifted` says that records come as parts already, in columns of their own.
+    """
+
+    def __init__(self, aggregates: Mapping[str, Aggregate], schema: pa.Schema, lifted: bool = False) -> None:
+        self.from_parts = lifted
+        self.bound = []
+        for name, aggregate in aggregates.items():
+            if lifted:
+                kinds = [schema.field(f"__{name}{suffix}").type for suffix, _ in _SHAPES[aggregate.op]]
+            else:
+                kinds = _kinds(name, aggregate, schema)
+            self.bound.append(_bound(name, aggregate, kinds))
+        self.parts = [part for bound in self.bound for part in bound.parts]
+        self.fields = [pa.field(part.name, part.kind) for part in self.parts]
+        if len({part.name for part in self.parts}) != len(self.parts):
+            raise UserError(f"aggregates keep {', '.join(part.name for part in self.parts)}: a name twice; rename one")
+        self.lone = len(self.parts) == 1 and self.bound[0].aggregate.op == "count"
+
+    @property
+    def outputs(self) -> list[pa.Field]:
+        """The columns of the results."""
+        return [pa.field(bound.name, bound.output) for bound in self.bound]
+
+    @property
+    def columns(self) -> list[pa.Field]:
+        """The columns of partial results on their way to the step."""
+        return [pa.field(column_of(part), part.kind) for part in self.parts]
+
+    @property
+    def struct(self) -> pa.DataType:
+        """All parts in one."""
+        return pa.struct(self.fields)
+
+    def state(self, name: str) -> Value:
+        """What keeps the totals of a key: a number if there is but a count, else a struct of the parts."""
+        declared = Value("long", default=0) if self.lone else Value(format_type(self.struct))
+        declared.name = name
+        return declared
+
+    def lifted(self, records: pa.RecordBatch) -> list[pa.Array]:
+        """The parts of single records."""
+        return [column for bound in self.bound for column in bound.lifted(records)]
+
+    def reduced(self, batch: Batch | InputBatch) -> list[pa.Array]:
+        """The parts of a batch's records, one row for each key."""
+        if self.from_parts:
+            found = [batch.column(column_of(part)) for part in self.parts]
+        else:
+            found = self.lifted(batch.rows)
+        return [reduce_runs(part, column, batch.starts) for part, column in zip(self.parts, found, strict=True)]
+
+    def combined(self, old: Sequence[pa.Array], new: Sequence[pa.Array], present: Mask) -> list[pa.Array]:
+        """The parts that are stored, where there are any, and new ones, as one."""
+        return [combine(part, a, b, present) for part, a, b in zip(self.parts, old, new, strict=True)]
+
+    def stored(self, totals: Any) -> list[pa.Array]:
+        """The parts, from what a state or a column of structs holds."""
+        if isinstance(totals, np.ndarray):
+            return [pa.array(totals)]
+        return list(totals.flatten())
+
+    def storable(self, parts: Sequence[pa.Array]) -> pa.Array:
+        """The parts as they are stored."""
+        return parts[0] if self.lone else pa.StructArray.from_arrays(list(parts), fields=self.fields)
+
+    def results(self, parts: Sequence[pa.Array]) -> list[pa.Array]:
+        """The values of the aggregates."""
+        given = iter(parts)
+        return [bound.result([next(given) for _ in bound.parts]) for bound in self.bound]
+
+
+def column_of(part: Part) -> str:
+    """The column of a part, on its way to the step: names that keys do not have."""
+    return f"__{part.name}"

@@ -1,0 +1,199 @@
+"""Columns of partial results: how the rows of a group become one, and how new ones join those that are stored.
+
+Rules
+-----
+- A part is a column and an associative operation: rows may be reduced in any bracketing, never in another order.
+- `reduce_runs` is for rows that lie together by group, `reduce_keys` for rows in any order; both keep the order of rows
+  within a group, and give the same results.
+- Nulls say nothing to `add`, `min` and `max`: the result is null where all are. `first`, `last` and `concat` keep them.
+- NaN is the greatest of numbers, as in Spark.
+- No Python loop over rows or groups, except for a user's own function.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from millstream.model.arrays import array_from
+
+Rows = npt.NDArray[np.int64]
+Mask = npt.NDArray[np.bool_]
+
+ADD, MIN, MAX, FIRST, LAST, CONCAT, FOLD = "add", "min", "max", "first", "last", "concat", "fold"
+
+_PLAIN = {ADD: np.add, MIN: np.minimum, MAX: np.maximum}
+_FLOAT = {ADD: np.add, MIN: np.fmin, MAX: np.maximum}  # fmin passes NaN over, maximum passes it on
+_KERNEL = {ADD: "sum", MIN: "min", MAX: "max"}
+_SKIP = pc.ScalarAggregateOptions(skip_nulls=True, min_count=1)
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A column of partial results: its name, its type, and what makes one of two. `fold` is a user's function."""
+
+    name: str
+    kind: pa.DataType
+    op: str
+    fold: Callable[[Any, Any], Any] | None = None
+
+
+def reduce_runs(part: Part, column: pa.Array, starts: Rows) -> pa.Array:
+    """One row for each run of rows; `starts` says where they begin, and none is empty."""
+    if len(starts) == len(column):
+        return column
+    if part.op == FIRST:
+        return column.take(pa.array(starts))
+    if part.op == LAST:
+        return column.take(pa.array(np.append(starts[1:], len(column)) - 1))
+    if part.op == CONCAT:
+        return _joined_lists(column, starts)
+    if part.op == FOLD:
+        return _folded(part, column, starts)
+    if _is_number(part.kind):
+        return _reduced_numbers(part, column, starts)
+    runs = np.repeat(np.arange(len(starts)), np.diff(starts, append=len(column)))
+    table = pa.table({"run": runs, "value": column}).group_by("run", use_threads=False)
+    kernel = _KERNEL[part.op]
+    reduced = table.aggregate([("value", kernel, _SKIP)]).column(f"value_{kernel}")
+    return _single(reduced).cast(part.kind)
+
+
+def reduce_keys(
+    parts: Sequence[Part], columns: Sequence[pa.Array], keys: Sequence[pa.Array]
+) -> tuple[list[pa.Array], list[pa.Array]]:
+    """One row for each distinct key, in the order in which they come first: the keys, and the reduced columns.
+
+    Equality of keys may be finer than that of state, which only means a row more.
+    """
+    names = [f"key{number}" for number in range(len(keys))]
+    quick = [number for number, part in enumerate(parts) if _has_kernel(part, columns[number])]
+    table = dict(zip(names, keys, strict=True)) | {f"part{number}": columns[number] for number in quick}
+    wanted: list[Any] = [(f"part{number}", _KERNEL[parts[number].op], _SKIP) for number in quick]
+    if len(quick) < len(parts):
+        table["place"] = pa.array(np.arange(len(keys[0])))
+        wanted.append(("place", "list"))
+    found = pa.table(table).group_by(names, use_threads=False).aggregate(wanted)
+    reduced: dict[int, pa.Array] = {}
+    for number in quick:
+        part = parts[number]
+        reduced[number] = _single(found.column(f"part{number}_{_KERNEL[part.op]}")).cast(part.kind)
+    if len(quick) < len(parts):
+        places = _single(found.column("place_list"))
+        order, starts = places.flatten(), places.offsets.to_numpy()[:-1].astype(np.int64) - places.offsets[0].as_py()
+        for number, part in enumerate(parts):
+            if number not in reduced:
+                reduced[number] = reduce_runs(part, columns[number].take(order), starts)
+    return [_single(found.column(name)) for name in names], [reduced[number] for number in range(len(parts))]
+
+
+def combine(part: Part, old: pa.Array, new: pa.Array, present: Mask) -> pa.Array:
+    """What is stored, where anything is, and what is new, as one."""
+    if part.op == LAST:
+        return new
+    if part.op == FIRST:
+        return pc.if_else(pa.array(present), old, new)
+    if part.op in _PLAIN and _is_number(part.kind) and not new.null_count:
+        before, valid = _numbers(old)
+        after, _ = _numbers(new)
+        known = present if valid is None else present & valid
+        return _column(np.where(known, _function(part)(before, after), after), None, part.kind)
+    if not present.any():
+        return new
+    places = np.flatnonzero(present)
+    both = pa.concat_arrays([old.take(pa.array(places)), new])
+    starts = np.arange(len(new)) + np.cumsum(present) - present
+    order = np.empty(len(both), np.int64)
+    order[starts[places]] = np.arange(len(places))
+    order[starts + present] = np.arange(len(places), len(both))
+    return reduce_runs(part, both.take(pa.array(order)), starts)
+
+
+# -- numbers ----------------------------------------------------------------------------------------------------------
+
+
+def _is_number(kind: pa.DataType) -> bool:
+    """Whether the values are numbers of a fixed width, to NumPy."""
+    return bool(
+        pa.types.is_integer(kind)
+        or pa.types.is_floating(kind)
+        or pa.types.is_timestamp(kind)
+        or pa.types.is_duration(kind)
+        or pa.types.is_date32(kind)
+    )
+
+
+def _function(part: Part) -> Any:
+    return (_FLOAT if pa.types.is_floating(part.kind) else _PLAIN)[part.op]
+
+
+def _numbers(column: pa.Array) -> tuple[npt.NDArray[Any], Mask | None]:
+    """The values, whatever stands where they are null; and where they are not, None if nowhere."""
+    kind = column.type
+    dtype = kind.to_pandas_dtype() if pa.types.is_integer(kind) or pa.types.is_floating(kind) else np.int64
+    data = column.buffers()[1]
+    wide = np.int32 if pa.types.is_date32(kind) else dtype
+    if data is None:
+        values = np.zeros(len(column), wide)
+    else:
+        values = np.frombuffer(data, wide)[column.offset : column.offset + len(column)]
+    return values, column.is_valid().to_numpy(zero_copy_only=False) if column.null_count else None
+
+
+def _column(values: npt.NDArray[Any], valid: Mask | None, kind: pa.DataType) -> pa.Array:
+    plain = pa.array(values, mask=None if valid is None else ~valid)
+    return plain if plain.type == kind else plain.view(kind)
+
+
+def _reduced_numbers(part: Part, column: pa.Array, starts: Rows) -> pa.Array:
+    values, valid = _numbers(column)
+    if valid is None:
+        return _column(_function(part).reduceat(values, starts), None, part.kind)
+    counted = np.concatenate(([0], np.cumsum(valid)))
+    begins = counted[starts]
+    some = np.append(begins[1:], counted[-1]) > begins
+    reduced = np.zeros(len(starts), values.dtype)
+    if some.any():
+        reduced[some] = _function(part).reduceat(values[valid], begins[some])
+    return _column(reduced, some, part.kind)
+
+
+def _has_kernel(part: Part, column: pa.Array) -> bool:
+    """Whether Arrow reduces it while it groups, with the same result."""
+    if part.op not in _KERNEL or pa.types.is_duration(part.kind):
+        return False
+    if part.op == ADD or not pa.types.is_floating(part.kind):
+        return True
+    return not np.isnan(_numbers(column)[0]).any()  # Arrow passes NaN over
+
+
+# -- lists, and a user's function -------------------------------------------------------------------------------------
+
+
+def _joined_lists(column: pa.Array, starts: Rows) -> pa.Array:
+    offsets = column.offsets.to_numpy()
+    ends = np.append(offsets[starts], offsets[-1])
+    return pa.ListArray.from_arrays(pa.array(ends - ends[0], pa.int32()), column.flatten(), type=column.type)
+
+
+def _folded(part: Part, column: pa.Array, starts: Rows) -> pa.Array:
+    assert part.fold is not None
+    values, ends = column.to_pylist(), [*starts[1:].tolist(), len(column)]
+    folded = []
+    for start, end in zip(starts.tolist(), ends, strict=True):
+        result = None
+        for value in values[start:end]:
+            if value is not None:
+                result = value if result is None else part.fold(result, value)
+        folded.append(result)
+    return array_from(folded, part.kind)
+
+
+def _single(column: pa.ChunkedArray) -> pa.Array:
+    return column.combine_chunks() if column.num_chunks != 1 else column.chunk(0)

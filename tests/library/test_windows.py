@@ -1,0 +1,199 @@
+"""Windows against plain Python: tumbling, sliding and sessions, with late records, early results and restarts."""
+
+from __future__ import annotations
+
+import random
+from collections import defaultdict
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+from oracle import NOON, Watermark, aggregated, at, rows
+
+import millstream as ms
+from millstream.library.windows import Window
+from millstream.store.objects import open_store
+from millstream.testing import Simulated
+
+SCHEMA = {"s": "k string, ts timestamp, x long"}
+ALL = {
+    "n": ms.count(),
+    "known": ms.count("x"),
+    "total": ms.sum("x"),
+    "low": ms.min("x"),
+    "high": ms.max("x"),
+    "avg": ms.mean("x"),
+    "f": ms.first("x"),
+    "l": ms.last("x"),
+    "every": ms.collect("x"),
+}
+
+
+def build(window: Window, *, lateness: float = 0, **options: Any) -> ms.Query:
+    query = ms.Query("windows")
+    source = query.source("s", None, event_time="ts", lateness=timedelta(seconds=lateness), max_ahead="1000 days")
+    windows = source.key_by("k").window(window).aggregate("w", **ALL, **options)
+    windows.sink("out", ms.Memory())
+    if options.get("late") == "output":
+        windows.output("late").sink("late", ms.Memory())
+    return query
+
+
+def starts_of(window: Window, time: datetime) -> list[datetime]:
+    """The starts of the windows that a time falls into."""
+    micros = (time - NOON.replace(year=1970, hour=0)) // timedelta(microseconds=1)
+    last = micros - (micros - window.offset) % window.every
+    found, start = [], last
+    while start + window.size > micros:
+        found.append(NOON.replace(year=1970, hour=0) + timedelta(microseconds=start))
+        start -= window.every
+    return found
+
+
+class GridOracle:
+    """Tumbling and sliding windows, one record at a time."""
+
+    def __init__(self, window: Window, lateness: float) -> None:
+        self.window, self.mark = window, Watermark(lateness)
+        self.size = timedelta(microseconds=window.size)
+        self.open: dict[Any, list[Any]] = defaultdict(list)
+
+    def epoch(self, records: list[Any]) -> tuple[list[Any], list[Any], list[Any]]:
+        """What is produced early, what finally, and which records are late."""
+        self.mark.epoch(time for _, time, _ in records)
+        changed, late = set(), []
+        for key, time, value in records:
+            starts = [] if time is None else starts_of(self.window, time)
+            live = [start for start in starts if not self.mark.late(start + self.size - timedelta(microseconds=1))]
+            if not live:
+                late.append((key, time, value))
+            for start in live:
+                self.open[key, start].append(value)
+                changed.add((key, start))
+        early = [self.row(which) for which in changed]
+        closing = [which for which in self.open if which[1] + self.size <= self.mark.now]
+        final = [self.row(which) for which in closing]
+        for which in closing:
+            del self.open[which]
+        return early, final, late
+
+    def row(self, which: tuple[Any, datetime]) -> tuple[Any, ...]:
+        key, start = which
+        return (key, start, start + self.size, *aggregated(self.open[which]))
+
+
+def random_epochs(rng: random.Random, count: int, spread: int, ahead: int) -> list[list[Any]]:
+    """Records that drift forward in time, some of them late, some without a time, some epochs empty."""
+    epochs, now = [], 0
+    for _ in range(count):
+        now += rng.randrange(ahead)
+        size = rng.choice([0, 1, 5, 40])
+        epochs.append(
+            [
+                (
+                    rng.choice(["a", "b", "c", None]),
+                    None if rng.random() < 0.03 else at(now + rng.randint(-spread, spread // 3)),
+                    rng.choice([None, 1, 2, 3, -5]),
+                )
+                for _ in range(size)
+            ]
+        )
+    return epochs
+
+
+def check(window: Window, oracle: Any, rng: random.Random, *, early: bool, late: str, lateness: float) -> None:
+    """Epochs of the simulator and of the oracle, with a restart in between."""
+    query, store = build(window, lateness=lateness, early=early, late=late), open_store("memory://")
+    sim = Simulated(query, SCHEMA, store, slots=3, map_tasks=3)
+    for number, records in enumerate(random_epochs(rng, 30, 90, 50)):
+        if number in (11, 20):
+            sim = Simulated(query, SCHEMA, store, map_tasks=3)
+        sim.feed(s=records)
+        unfinished, final, too_late = oracle.epoch(records)
+        if early:
+            final = [(*row, True) for row in final] + [(*row, False) for row in unfinished]
+        assert rows(sim.delivered["out"].get(sim.epoch, [])) == rows(final)
+        if late == "output":
+            found = [row[:3] for row in sim.delivered["late"].get(sim.epoch, [])]
+            assert rows(found) == rows(too_late)
+    assert sum(len(rows_) for rows_ in sim.delivered["out"].values()) > 10
+
+
+@pytest.mark.parametrize("options", [(False, "drop", 0), (True, "drop", 20), (True, "output", 5)])
+@pytest.mark.parametrize("window", [ms.tumbling("1 minute"), ms.tumbling("45 seconds", offset="7 seconds")])
+def test_tumbling_windows_are_those_of_plain_python(
+    window: Window, options: tuple[bool, str, float], rng: random.Random
+) -> None:
+    early, late, lateness = options
+    check(window, GridOracle(window, lateness), rng, early=early, late=late, lateness=lateness)
+
+
+def test_a_record_is_late_only_when_its_window_has_closed() -> None:
+    query = ms.Query("late")
+    source = query.source("s", None, event_time="ts", max_ahead="1000 days")
+    source.key_by("k").window(ms.tumbling("1 minute")).count("w").sink("out", ms.Memory())
+    sim = Simulated(query, SCHEMA)
+    sim.feed(s=[("a", at(50), 1)])
+    sim.feed(s=[("a", at(0), 1), ("a", at(-1), 1), ("a", None, 1)])
+    assert sim.late("w") == 2
+    sim.advance_watermark(at(60))
+    sim.feed(s=[("a", at(59), 1), ("a", at(60), 1)])
+    assert sim.late("w") == 3
+    sim.advance_watermark(at(1000))
+    assert rows(sim.outputs("out")) == rows([("a", at(0), at(60), 2), ("a", at(60), at(120), 1)])
+    assert sim.state("w") == [], "nothing is kept of windows that have closed"
+
+
+def test_windows_of_windows_hold_what_closed_in_them() -> None:
+    query = ms.Query("nested")
+    source = query.source("s", None, event_time="ts", max_ahead="1000 days")
+    minutes = source.key_by("k").window(ms.tumbling("1 minute")).count("minutes")
+    hours = (
+        minutes.key_by("k").window(ms.tumbling("1 hour")).aggregate("hours", n=ms.sum("count"), most=ms.max("count"))
+    )
+    hours.sink("out", ms.Memory())
+    sim = Simulated(query, SCHEMA, slots=2)
+    sim.feed(s=[("a", at(second), 1) for second in (0, 1, 70, 3599, 3600)])
+    sim.advance_watermark(at(3600))
+    assert rows(sim.outputs("out")) == rows([("a", at(0), at(3600), 4, 2)]), "in the epoch in which the minute closes"
+    sim.advance_watermark(at(7200))
+    assert rows(sim.outputs("out")[1:]) == rows([("a", at(3600), at(7200), 1, 1)])
+    assert sim.late("hours") == 0
+
+
+def test_times_of_no_calendar_fall_into_no_window() -> None:
+    query = build(ms.tumbling("1 minute"))
+    sim = Simulated(query, SCHEMA)
+    sim.feed(
+        s=[("a", datetime.min.replace(tzinfo=UTC), 1), ("a", datetime.max.replace(tzinfo=UTC), 1), ("a", at(0), 1)]
+    )
+    sim.advance_watermark(at(100))
+    assert [row[:4] for row in sim.outputs("out") if row[1].year == 2026] == [("a", at(0), at(60), 1)]
+
+
+BAD: list[tuple[Callable[[], Any], str]] = [
+    (lambda: ms.tumbling("0 seconds"), "at least a microsecond"),
+    (lambda: ms.tumbling("a while"), "give a duration"),
+    (lambda: ms.sliding("1 minute", every="2 minutes"), "would be lost"),
+    (lambda: build("1 minute"), r"give tumbling\('1 minute'\)"),  # type: ignore[arg-type]
+    (lambda: build(ms.tumbling("1 minute"), late="process"), "'drop' or 'output'"),
+]
+
+
+@pytest.mark.parametrize(("bad", "message"), BAD)
+def test_windows_that_cannot_be_are_refused_where_they_are_written(bad: Callable[[], Any], message: str) -> None:
+    with pytest.raises(ms.UserError, match=message):
+        bad()
+
+
+def test_windows_that_do_not_fit_the_stream_are_refused_before_the_first_epoch() -> None:
+    query = ms.Query("untimed")
+    query.source("s", None).key_by("k").window(ms.tumbling("1 minute")).count("w")
+    with pytest.raises(ms.UserError, match="map 'w-partial': a window needs event time"):
+        Simulated(query, SCHEMA)
+    source = ms.Query("taken").source("s", None, event_time="ts")
+    with pytest.raises(ms.UserError, match="'window_start', which this step makes itself"):
+        source.key_by("window_start").window(ms.tumbling("1 minute")).count("w")
+    with pytest.raises(ms.UserError, match="'window_end' is a column of the key, or of the window"):
+        source.key_by("k").window(ms.tumbling("1 minute")).aggregate("v", window_end=ms.count())
