@@ -3,6 +3,8 @@
 It sits on the model alone and has no access to the engine: everything here could be written by a user.
 """
 
+from millstream.library.machines import binary, state_machine, unary
+from millstream.library.ranking import top_n
 from millstream.library.totals import aggregate, counted
 from millstream.library.windowed import WindowedStream
 from millstream.library.windows import check_window
@@ -11,3 +13,7 @@ from millstream.model.entries import entry
 entry("aggregate")(aggregate)
 entry("count")(lambda keyed, name: aggregate(keyed, name, counted()))
 entry("window")(lambda keyed, window: WindowedStream(keyed, check_window(window)))
+entry("top_n")(top_n)
+entry("state_machine")(state_machine)
+entry("unary")(unary)
+entry("binary")(binary)

@@ -85,12 +85,24 @@ def reduce_keys(
         part = parts[number]
         reduced[number] = _single(found.column(f"part{number}_{_KERNEL[part.op]}")).cast(part.kind)
     if len(quick) < len(parts):
-        places = _single(found.column("place_list"))
-        order, starts = places.flatten(), places.offsets.to_numpy()[:-1].astype(np.int64) - places.offsets[0].as_py()
+        order, starts = _runs(_single(found.column("place_list")))
         for number, part in enumerate(parts):
             if number not in reduced:
-                reduced[number] = reduce_runs(part, columns[number].take(order), starts)
+                reduced[number] = reduce_runs(part, columns[number].take(pa.array(order)), starts)
     return [_single(found.column(name)) for name in names], [reduced[number] for number in range(len(parts))]
+
+
+def group_rows(keys: Sequence[pa.Array]) -> tuple[Rows, Rows]:
+    """Rows by distinct key, in the order in which keys come first: their order, and where each key begins in it."""
+    names = [f"key{number}" for number in range(len(keys))]
+    table = pa.table([*keys, pa.array(np.arange(len(keys[0])))], names=[*names, "place"])
+    places = _single(table.group_by(names, use_threads=False).aggregate([("place", "list")]).column("place_list"))
+    return _runs(places)
+
+
+def _runs(places: pa.Array) -> tuple[Rows, Rows]:
+    offsets = places.offsets.to_numpy().astype(np.int64)
+    return places.flatten().to_numpy(), offsets[:-1] - offsets[0]
 
 
 def combine(part: Part, old: pa.Array, new: pa.Array, present: Mask) -> pa.Array:

@@ -12,11 +12,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from millstream.model.timers import EVENT_TIME
+
 if TYPE_CHECKING:
     from millstream.library.parts import Aggregate
     from millstream.library.windowed import WindowedStream
     from millstream.library.windows import Window
-    from millstream.model.query import Stream
+    from millstream.model.query import KeyedStream, Stream
 
 _ENTRIES: dict[str, Callable[..., Any]] = {}
 Fn = TypeVar("Fn", bound=Callable[..., Any])
@@ -61,4 +63,74 @@ class KeyedEntries:
     def window(self, window: Window) -> WindowedStream:
         """Cuts the stream into windows of event time: `tumbling`, `sliding` or `sessions`. Then aggregate it."""
         found: WindowedStream = _ENTRIES["window"](self, window)
+        return found
+
+    def top_n(self, name: str, n: int, *, by: str, descending: bool = True) -> Stream:
+        """Adds a step that keeps the n best records of each key by a column, and produces them when they change.
+
+        A production has the key, a `rank` from 1 on, and the record's other columns.
+
+        >>> import millstream as ms
+        >>> query = ms.Query("games")
+        >>> best = query.source("scores", None).key_by("game").top_n("best", 10, by="score")
+        """
+        found: Stream = _ENTRIES["top_n"](self, name, n, by, descending)
+        return found
+
+    def state_machine(
+        self,
+        name: str,
+        fold: Callable[[Any, Any, Any], tuple[Any, Any]],
+        *,
+        state: str | type[object] = object,
+        output: str,
+        late: str = "drop",
+    ) -> Stream:
+        """Adds a step that runs `fold(key, record, state)`, which returns the new state and a list of productions.
+
+        The state of a key is None at first; returning None drops it. `state` is its type, `output` a schema.
+
+        >>> import millstream as ms
+        >>> def count(word, record, seen):
+        ...     return (seen or 0) + 1, [(word, (seen or 0) + 1)]
+        >>> words = ms.Query("words").source("words", None).key_by("word")
+        >>> counts = words.state_machine("count", count, state="long", output="word string, count long")
+        """
+        found: Stream = _ENTRIES["state_machine"](self, name, fold, state, output, late)
+        return found
+
+    def unary(
+        self,
+        name: str,
+        fn: Callable[[Any, Any, Any, Any], Any],
+        *,
+        state: str | type[object] = object,
+        output: str = "",
+        timer: str = EVENT_TIME,
+        late: str = "drop",
+    ) -> Stream:
+        """Adds a step that runs `fn(at, record, state, later)` and produces what it returns or yields.
+
+        `state` has `get`, `set`, `delete` and `exists`. `later.at(when, record)` posts a record, or any value: at that
+        time `fn` is called with it. `timer` says whether that is of EVENT_TIME or WALL_TIME.
+        """
+        found: Stream = _ENTRIES["unary"](self, name, fn, state, output, timer, late)
+        return found
+
+    def binary(
+        self,
+        name: str,
+        right: KeyedStream,
+        fn: Callable[[Any, Any, Any, Any, Any, Any], Any],
+        *,
+        state: str | type[object] = object,
+        output: str = "",
+        timer: str = EVENT_TIME,
+        late: str = "drop",
+    ) -> Stream:
+        """Adds a step of two streams that share a state: `fn(at, left, right, state, later_left, later_right)`.
+
+        It is called for each record, which is `left` or `right`; the other is None. The rest is as in `unary`.
+        """
+        found: Stream = _ENTRIES["binary"](self, name, right, fn, state, output, timer, late)
         return found
