@@ -18,8 +18,8 @@ from millstream.library.parts import Aggregate
 from millstream.library.totals import Aggregates
 from millstream.library.windows import END, START, Window, micros_in, timestamps
 from millstream.model.batch import Batch, Timed, TimerBatch
-from millstream.model.timers import EVENT_TIME, Timer
-from millstream.model.times import Times
+from millstream.model.timers import Timer
+from millstream.model.times import EVENT_TIME, Times
 from millstream.model.types import TIMESTAMP, format_schema
 
 FINAL = "final"

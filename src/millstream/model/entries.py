@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from millstream.model.timers import EVENT_TIME
+from millstream.model.times import EVENT_TIME
 
 if TYPE_CHECKING:
     from millstream.library.parts import Aggregate
