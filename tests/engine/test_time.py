@@ -6,6 +6,7 @@ import random
 from collections import Counter
 from collections.abc import Iterable
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -218,6 +219,82 @@ def test_a_watermark_may_be_stated_by_a_function() -> None:
     assert sim.epoch == 3
 
 
+class OldestUnfinished:
+    """The creation time, which is the name, of the oldest file that is being written, as of the call before."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.found = folder, None
+
+    def __call__(self) -> datetime | None:
+        before, unfinished = self.found, [at(float(path.stem)) for path in self.folder.glob("*.part")]
+        self.found = min(unfinished, default=None)
+        return before
+
+
+def test_the_watermark_of_files_is_the_creation_time_of_the_oldest_that_is_not_finished(tmp_path: Path) -> None:
+    query = ms.Query("files")
+    source = query.source("files", None, event_time="ts", watermark=OldestUnfinished(tmp_path))
+    source.key_by("k").compute("seen", Seen).sink("out", ms.Memory())
+    sim = Simulated(query, {"files": EVENTS})
+    for created in (10, 20, 30):
+        (tmp_path / f"{created}.part").touch()
+    sim.feed()
+    sim.feed()
+    assert sim.watermark("seen") == at(10)
+    (tmp_path / "10.part").rename(tmp_path / "10")  # after Spark has listed the files of epoch 2
+    sim.feed(files=[])
+    assert sim.watermark("seen") == at(10), "what was finished just now has not been read"
+    (tmp_path / "30.part").rename(tmp_path / "30")
+    sim.feed(files=events((1, 10), (3, 30)))
+    assert sim.watermark("seen") == at(20), "30 is finished, 20 is not"
+    (tmp_path / "20.part").rename(tmp_path / "20")
+    sim.feed(files=events((2, 20)))
+    sim.feed()
+    assert sim.watermark("seen") == at(20), "nothing is being written: no news"
+    assert (sim.late("seen"), len(sim.outputs("out"))) == (0, 3)
+
+
+STATING = "k long, ts timestamp, wm timestamp"
+
+
+def stating(*rows: tuple[int, float | None, float | None]) -> list[tuple[Any, ...]]:
+    return [(key, *(None if s is None else at(s) for s in seconds)) for key, *seconds in rows]
+
+
+def test_a_watermark_may_be_stated_by_a_column() -> None:
+    query = ms.Query("stating")
+    source = query.source("events", None, event_time="ts", watermark="wm", max_ahead="1 hour")
+    source.key_by("k").compute("seen", Seen).sink("out", ms.Memory())
+    sim = Simulated(query, {"events": STATING}, slots=2, map_tasks=3, now=at(0))
+    sim.feed(events=stating((1, 500, None), (2, 400, None)))
+    assert sim.watermark("seen") is None, "event times state nothing"
+    sim.feed(events=stating((1, 60, 40), (2, 50, 10), (3, 70, None)))
+    assert sim.watermark("events") == sim.watermark("seen") == at(40), "the newest of those that were stated"
+    assert sim.late("seen") == 0
+    sim.feed(events=stating((1, 39, 30), (2, 40, 30)))
+    assert sim.watermark("seen") == at(40), "it never goes back"
+    assert sim.late("seen") == 1
+    sim.feed(events=stating((1, 60, 4 * 3600.0), (2, 60, 50)))
+    assert sim.watermark("seen") == at(50), "further ahead of the clock than max_ahead"
+    assert len(sim.outputs("out")) == 8
+
+
+def test_a_source_that_sends_records_but_states_nothing_is_not_silent() -> None:
+    query = ms.Query("quiet")
+    a = query.source("a", None, event_time="ts", watermark="wm", idle_after="30 seconds")
+    b = query.source("b", None, event_time="ts")
+    query.compute("both", Seen, a=a.key_by("k"), b=b.key_by("k"))
+    sim = Simulated(query, {"a": STATING, "b": EVENTS}, now=at(0))
+    sim.feed(a=stating((1, 5, 5)), b=events((1, 10)))
+    for step in range(5):
+        sim.now += timedelta(seconds=20)
+        sim.feed(a=stating((1, 10 + step, None)), b=events((1, 20 + step)))
+    assert sim.watermark("both") == at(5), "its records come, so its word is waited for"
+    sim.advance_clock("31 seconds")
+    sim.feed(b=events((1, 90)))
+    assert sim.watermark("both") == at(90)
+
+
 def test_a_percentile_watermark_leaves_the_slowest_behind() -> None:
     query = ms.Query("most")
     query.source("events", None, event_time="ts", percentile=0.9).key_by("k").compute("seen", Seen)
@@ -310,7 +387,10 @@ def test_what_is_wrong_about_time_is_refused_with_the_source_or_step() -> None:
     refuse("lateness='soon': give a duration such as '10 seconds'", event_time="ts", lateness="soon")
     refuse("idle_after='-1 second'", event_time="ts", idle_after="-1 second")
     refuse("percentile=99; give a share between 0 and 1", event_time="ts", percentile=99)
-    refuse("watermark='now'; give a function", event_time="ts", watermark="now")
+    refuse("source 'events': no column 'now' for its watermark; it has k, ts", event_time="ts", watermark="now")
+    refuse("source 'events': the watermark 'k' is BIGINT, expected TIMESTAMP", event_time="ts", watermark="k")
+    refuse("watermark=7; give a function that returns a datetime or None, or the name", event_time="ts", watermark=7)
+    refuse("give one of lateness, percentile and watermark", event_time="ts", lateness="1 second", watermark="ts")
     refuse("step 'seen': late='keep'; give one of 'drop', 'process', 'output'", event_time="ts", late="keep")
     refuse("step 'seen': late='output', but no input has event time", late="output")
 

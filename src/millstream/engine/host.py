@@ -142,7 +142,7 @@ def _watermarks(
             parts = [head.seen[source] for head in heads if source in head.seen]
             seen = seen_together(parts, rule.percentile is not None)
             clocks[source] = advanced(rule, task.clocks[source], seen, task.clock_ms, task.stated.get(source))
-            silent = source in task.idle and seen.mark == NO_TIME and source not in task.stated
+            silent = source in task.idle and not seen.heard and source not in task.stated
             marks[source] = END_OF_TIME if silent else clocks[source].watermark
     for head in heads:
         for name, mark in head.watermarks.items():

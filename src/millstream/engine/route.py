@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import traceback
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 
 import numpy as np
 import pyarrow as pa
@@ -69,10 +70,15 @@ def _flush(
     gathered = {
         stream: batches[0] if len(batches) == 1 else pa.concat_batches(batches) for stream, batches in waiting.items()
     }
-    for source, rule in rules_of(spec.graph).items():
-        if source in gathered:
-            times = times_of(gathered[source].column(spec.graph.times[source]))
-            seen.setdefault(source, []).append(seen_in(times, rule, task.clock_ms))
+    rules = rules_of(spec.graph)
+    for source in spec.graph.sources:
+        if source.time is not None and source.name in gathered:
+            records, rule = gathered[source.name], rules[source.name]
+            found = seen_in(times_of(records.column(source.time.column)), rule, task.clock_ms)
+            if source.time.stating is not None:
+                stated = seen_in(times_of(records.column(source.time.stating)), rule, task.clock_ms)
+                found = replace(found, mark=stated.mark)
+            seen.setdefault(source.name, []).append(found)
     split(task, derive(spec, gathered), producer, parts)
 
 

@@ -287,14 +287,16 @@ def _check_columns(who: str, schema: pa.Schema) -> None:
 
 def _time_column(source: Source) -> str:
     assert source.time is not None
-    column = source.time.column
-    if column not in source.schema.names:
-        names = ", ".join(source.schema.names)
-        raise UserError(f"source {source.name!r}: no column {column!r} for its event time; it has {names}")
-    if not pa.types.is_timestamp(source.schema.field(column).type):
-        found = format_type(source.schema.field(column).type)
-        raise UserError(f"source {source.name!r}: the event time {column!r} is {found}, expected TIMESTAMP")
-    return column
+    for column, what in ((source.time.column, "event time"), (source.time.stating, "watermark")):
+        if column is None:
+            continue
+        if column not in source.schema.names:
+            names = ", ".join(source.schema.names)
+            raise UserError(f"source {source.name!r}: no column {column!r} for its {what}; it has {names}")
+        if not pa.types.is_timestamp(source.schema.field(column).type):
+            found = format_type(source.schema.field(column).type)
+            raise UserError(f"source {source.name!r}: the {what} {column!r} is {found}, expected TIMESTAMP")
+    return source.time.column
 
 
 def _add_map_time(node: MapNode, times: dict[str, str]) -> None:

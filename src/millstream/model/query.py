@@ -126,7 +126,7 @@ class Query:
         event_time: str | None = None,
         lateness: str | timedelta | None = None,
         percentile: float | None = None,
-        watermark: Callable[[], datetime | None] | None = None,
+        watermark: Callable[[], datetime | None] | str | None = None,
         idle_after: str | timedelta = "1 minute",
         max_ahead: str | timedelta = "1 hour",
         unbounded: bool = False,
@@ -138,8 +138,9 @@ class Query:
 
         `event_time` names a timestamp column. The source's watermark then follows its records: `lateness` behind the
         newest of them; or, with a `percentile` such as 0.99, as far as that share of an epoch's records is not late;
-        or it is stated by the function `watermark`, which the driver calls before each epoch, and which returns a
-        datetime, or None for "no news". A source that is silent for `idle_after` does not hold others back. A time more
+        or it is stated by `watermark`: a function, which the driver calls before each epoch, and which returns a
+        datetime, or None for "no news"; or a timestamp column, of which the newest value counts, and null says
+        nothing. A source that is silent for `idle_after` does not hold others back. A time more
         than `max_ahead` ahead of the driver's clock does not move the watermark.
         """
         time = event_time_of(name, event_time, lateness, percentile, idle_after, max_ahead, watermark)

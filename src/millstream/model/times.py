@@ -93,7 +93,8 @@ def times_of(column: pa.Array) -> Times:
 class EventTime:
     """Where the event time of a source is, and how its watermark follows; durations in microseconds.
 
-    `is_stated` says that a function states the watermark; the function itself stays with the driver.
+    `is_stated` says that a function states the watermark; the function itself stays with the driver. `stating` is the
+    column whose values state it, if one does.
     """
 
     column: str
@@ -103,6 +104,7 @@ class EventTime:
     max_ahead: int
     is_stated: bool
     stated: Callable[[], datetime | None] | None
+    stating: str | None = None
 
 
 def event_time(
@@ -124,8 +126,12 @@ def event_time(
         raise UserError(f"source {name!r}: give one of lateness, percentile and watermark, not {' and '.join(given)}")
     if percentile is not None and not (isinstance(percentile, float) and 0 < percentile < 1):
         raise UserError(f"source {name!r}: percentile={percentile!r}; give a share between 0 and 1, such as 0.99")
-    if watermark is not None and not callable(watermark):
-        raise UserError(f"source {name!r}: watermark={watermark!r}; give a function that returns a datetime, or None")
+    stating = watermark if isinstance(watermark, str) else None
+    if watermark is not None and stating is None and not callable(watermark):
+        raise UserError(
+            f"source {name!r}: watermark={watermark!r}; give a function that returns a datetime or None, or the name "
+            "of a timestamp column"
+        )
     try:
         return EventTime(
             column,
@@ -133,8 +139,9 @@ def event_time(
             percentile,
             micros_of(idle_after, "idle_after"),
             micros_of(max_ahead, "max_ahead"),
-            watermark is not None,
-            watermark,
+            watermark is not None and stating is None,
+            None if stating else watermark,
+            stating,
         )
     except UserError as error:
         raise UserError(f"source {name!r}: {error}") from error

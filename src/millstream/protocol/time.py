@@ -43,13 +43,19 @@ class TimeRule:
 class SeenTimes:
     """What a producer, or all of them, saw of a source's event times in an epoch.
 
-    `mark` is what the rule makes of them: the newest time, or the one at the percentile.
+    `mark` is what the rule makes of them: the newest time, or the one at the percentile; or the newest that the records
+    state, where they state it.
     """
 
     rows: int = 0
     nulls: int = 0
     ahead: int = 0
     mark: int = NO_TIME
+
+    @property
+    def heard(self) -> bool:
+        """Whether the source said anything of time that can be used."""
+        return self.mark != NO_TIME or self.rows > self.nulls + self.ahead
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +80,7 @@ def seen_together(parts: Iterable[SeenTimes], percentile: bool) -> SeenTimes:
 
 def advanced(rule: TimeRule, before: SourceClock, seen: SeenTimes, clock_ms: int, stated: int | None) -> SourceClock:
     """The clock of a source after an epoch."""
-    after = replace(before, active_ms=clock_ms) if seen.mark != NO_TIME or not before.active_ms else before
+    after = replace(before, active_ms=clock_ms) if seen.heard or not before.active_ms else before
     reached = NO_TIME
     if stated is not None:
         reached = stated
