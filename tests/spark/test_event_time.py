@@ -55,6 +55,7 @@ def test_watermarks_and_timers_on_spark_are_those_of_the_simulator_across_restar
         assert status.watermarks == {name: simulated.watermark(name) for name in ("commands", "obey")}
         assert status.late.get("obey", 0) == simulated.late("obey")
         assert set(status.lags) == {"commands", "obey"}
+        assert 0 < status.timers["obey"] < 1000
     rang = [tuple(row.values()) for row in out.rows()]
     assert Counter(rang) == Counter(simulated.outputs("out"))
     assert simulated.late("obey") > 0

@@ -29,6 +29,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 from millstream.engine.driver import Driver, EpochFacts
+from millstream.engine.pending import pending_timers
 from millstream.errors import DamagedObject, Fenced, MillstreamError, UserError
 from millstream.model.times import moment
 from millstream.protocol.epochs import Epoch, History
@@ -67,6 +68,7 @@ class Status:
     watermarks: dict[str, datetime | None]
     late: dict[str, int]
     dead_letters: dict[str, int]
+    timers: dict[str, int]
     clock: datetime | None
 
     @property
@@ -234,6 +236,7 @@ class RunningQuery:
             },
             dict(history.late),
             dict(history.dead_letters),
+            pending_timers(self._driver.graph, history),
             moment(history.clock_ms * 1000) if history.clock_ms else None,
         )
 

@@ -21,6 +21,7 @@ import pyarrow as pa
 from millstream.engine.delivery import read_productions
 from millstream.engine.driver import Driver, Observer, Options
 from millstream.engine.host import host
+from millstream.engine.pending import pending_timers
 from millstream.engine.route import route
 from millstream.engine.spec import EpochTask, SlotTask, Spec
 from millstream.engine.state import read_state
@@ -184,6 +185,10 @@ class Simulated:
     def dead_letters(self, step: str) -> int:
         """How many records have failed in a step so far and become dead letters."""
         return self.driver.journal.history.dead_letters.get(step, 0)
+
+    def pending(self, step: str) -> int:
+        """How many timers of a step are pending, as `Status.timers` counts them: it errs upwards."""
+        return pending_timers(self.graph, self.driver.journal.history).get(step, 0)
 
     def outputs(self, sink: str) -> list[tuple[Any, ...]]:
         """All productions that reached a sink, epoch by epoch."""
