@@ -11,7 +11,8 @@ Rules
 from __future__ import annotations
 
 from millstream.model.graph import Graph, Step
-from millstream.model.timers import EVENT_TIME, Timer
+from millstream.model.timers import Timer
+from millstream.model.times import EVENT_TIME
 from millstream.protocol.epochs import History
 from millstream.protocol.keyspace import width
 from millstream.protocol.manifest import Family
