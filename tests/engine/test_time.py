@@ -457,3 +457,14 @@ def test_whatever_comes_when_and_dies_when_lateness_is_that_of_a_sequential_run(
         assert sim.watermark("count") == (None if oracle.before == -1e9 else at(oracle.before))
         assert sim.late("count") == oracle.late
     assert dict(sim.state("count")) == dict(oracle.kept)
+
+
+def test_late_records_of_inputs_with_different_columns_are_counted_together() -> None:
+    query = ms.Query("apart")
+    left = query.source("left", None, event_time="ts").key_by("k")
+    right = query.source("right", None, event_time="ts").key_by("id")
+    query.compute("seen", Seen, left=left, right=right)
+    sim = Simulated(query, {"left": "k long, ts timestamp", "right": "id long, x string, ts timestamp"}, slots=1)
+    sim.feed(left=[(1, at(9))], right=[(1, "a", at(9))])
+    sim.feed(left=[(1, at(3))], right=[(1, "a", at(4)), (2, "b", None)])
+    assert sim.late("seen") == 3

@@ -279,7 +279,7 @@ class _Lanes:
                 found = _Timed.read(part.read(self._store), given)
                 if found.times is not None and step.late != "process":
                     found, dropped = found.judged(cut)
-                    late += dropped
+                    late += dropped if step.late == "output" else [each.select([TIME_COLUMN]) for each in dropped]
                 if found.keyed.num_rows:
                     inputs[given.name].append(found)
         grouped = _by_key(step, inputs, due) if due or any(inputs.values()) else None

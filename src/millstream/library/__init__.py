@@ -3,6 +3,7 @@
 It sits on the model alone and has no access to the engine: everything here could be written by a user.
 """
 
+from millstream.library.joins import join
 from millstream.library.machines import binary, state_machine, unary
 from millstream.library.ranking import top_n
 from millstream.library.totals import aggregate, counted
@@ -13,6 +14,7 @@ from millstream.model.entries import entry
 entry("aggregate")(aggregate)
 entry("count")(lambda keyed, name: aggregate(keyed, name, counted()))
 entry("window")(lambda keyed, window: WindowedStream(keyed, check_window(window)))
+entry("join")(join)
 entry("top_n")(top_n)
 entry("state_machine")(state_machine)
 entry("unary")(unary)

@@ -65,6 +65,30 @@ class KeyedEntries:
         found: WindowedStream = _ENTRIES["window"](self, window)
         return found
 
+    def join(
+        self,
+        name: str,
+        right: KeyedStream,
+        *,
+        window: Window | None = None,
+        between: tuple[Any, Any] | None = None,
+        suffix: str = "_right",
+    ) -> Stream:
+        """Adds a step that joins two keyed streams: pairs of records with equal keys, as they come.
+
+        With `window`, a tumbling window, only pairs within one window; with `between`, two durations, only those whose
+        times are so far apart, the right one less the left one. Without either, all records are kept for ever. It
+        produces the key, the left columns and the right columns; right ones whose names are taken get the `suffix`.
+
+        >>> import millstream as ms
+        >>> query = ms.Query("shop")
+        >>> orders = query.source("orders", None, event_time="ts").key_by("id")
+        >>> paid = query.source("payments", None, event_time="ts").key_by("order_id")
+        >>> pairs = orders.join("paid", paid, between=("-1 minute", "1 hour"))
+        """
+        found: Stream = _ENTRIES["join"](self, name, right, window, between, suffix)
+        return found
+
     def top_n(self, name: str, n: int, *, by: str, descending: bool = True) -> Stream:
         """Adds a step that keeps the n best records of each key by a column, and produces them when they change.
 
