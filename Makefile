@@ -4,7 +4,7 @@
 SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint bench lock clean
+.PHONY: help setup demo test lint docs bench lock clean
 
 ARGS ?=
 
@@ -35,6 +35,10 @@ lint: ## check style, formatting and types
 	@$(IN_VENV) ruff check
 	@$(IN_VENV) ruff format --check
 	@$(IN_VENV) mypy
+
+docs: ## write docs/api.md anew from the docstrings
+	@scripts/setup.sh
+	@$(IN_VENV) python scripts/api.py
 
 bench: setup ## measure throughput
 	@$(WITH_JAVA) millstream bench throughput $(ARGS)

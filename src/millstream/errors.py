@@ -19,7 +19,10 @@ class UserError(MillstreamError):
 
 
 class StepError(UserError):
-    """User code of a step raised. State is as of the last commit; mend the code and start again."""
+    """User code of a step raised. State is as of the last commit; mend the code and start again.
+
+    Has `step`, `epoch`, `key`, `record`, `cause` and `trace`.
+    """
 
     def __init__(self, step: str, epoch: int, key: str, record: str, cause: str, trace: str = "") -> None:
         self.step, self.epoch, self.key, self.record, self.cause, self.trace = (
@@ -45,7 +48,10 @@ class StepError(UserError):
 
 
 class SinkError(UserError):
-    """The function of a sink raised. The epoch is committed; it is delivered again when the query is started again."""
+    """The function of a sink raised. The epoch is committed; it is delivered again when the query is started again.
+
+    Has `sink`, `epoch` and `cause`.
+    """
 
     def __init__(self, sink: str, epoch: int, cause: str) -> None:
         self.sink, self.epoch, self.cause = sink, epoch, cause
@@ -59,7 +65,10 @@ class SinkError(UserError):
 
 
 class DamagedObject(UserError):
-    """A stored object is missing, truncated or altered. It is named and never used."""
+    """A stored object is missing, truncated or altered. It is named and never used.
+
+    Has `name`, `found` and `expected`.
+    """
 
     def __init__(self, name: str, found: str, expected: str) -> None:
         self.name, self.found, self.expected = name, found, expected

@@ -51,25 +51,42 @@ _LOG = logging.getLogger("millstream")
 
 @dataclass(frozen=True, slots=True)
 class Status:
-    """A snapshot of a running query."""
+    """A snapshot of a running query. Made by `RunningQuery.status`."""
 
     name: str
+    """The name of the query."""
     active: bool
+    """Whether epochs are run."""
     epoch: int
+    """The last committed epoch; -1 before the first."""
     slots: int
+    """How many slots host the state."""
     records: dict[str, int]
+    """How many records each step had in the last epoch that this driver ran."""
     epoch_ms: float
+    """How long that epoch took, from its plan to its commit."""
     parts_ms: dict[str, float]
+    """Its parts: `plan`, `run` and `commit`."""
     attempts: int
+    """How many attempts it took."""
     state_bytes: int
+    """The size of the state in the store."""
     segments: int
+    """In how many segments the state lies."""
     compactions: int
+    """How many compactions have finished."""
     upkeep_trouble: str | None
+    """What went wrong in the last round of upkeep, or None."""
     watermarks: dict[str, datetime | None]
+    """The watermark of each source and step with event time."""
     late: dict[str, int]
+    """How many late records each step has dropped, or sent to its output `late`."""
     dead_letters: dict[str, int]
+    """How many records each step has sent to its output `dead_letter`."""
     timers: dict[str, int]
+    """How many timers of each step are pending."""
     clock: datetime | None
+    """The time in the last epoch's plan."""
 
     @property
     def lags(self) -> dict[str, timedelta]:
@@ -87,7 +104,11 @@ class Status:
 
 
 class RunningQuery:
-    """A started query. Made by `Query.start`."""
+    """A started query. Made by `Query.start`.
+
+    It runs until it is stopped, or fails; with the trigger available-now, until it has taken what is there. The last
+    commit is intact whatever ends it, and `Query.start` on the same store goes on from there.
+    """
 
     def __init__(
         self,
@@ -107,7 +128,7 @@ class RunningQuery:
         self._query_id: str | None = None
         self._epoch_thread: int | None = None
         self.recent: deque[EpochFacts] = deque(maxlen=1000)
-        """Facts of the last epochs this driver ran."""
+        """Facts of the last epochs this driver ran, up to 1000: records, durations, attempts."""
         self._frame, self._available_now = frame, "availableNow" in trigger
         self._prepared = ExitStack()
         self._writer = _writer(frame, trigger, checkpoint, driver.graph.name, self._on_epoch)
@@ -300,8 +321,8 @@ class RunningQuery:
         """The state of a step as a DataFrame: the key's columns, and the value under the state's name.
 
         `epoch` may be any retained epoch; the last commit by default. The frame must be read while that epoch is
-        retained, or it fails with that text. `state` is needed only where a step declares
-        several. Python objects come as pickled bytes, in a column of type binary.
+        retained, or it fails and says so. `state` is needed only where a step declares several. Python objects come
+        as pickled bytes, in a column of type binary.
         """
         graph, history = self._driver.graph, self._driver.journal.history
         chosen = next((item for item in graph.steps if item.name == step), None)

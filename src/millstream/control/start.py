@@ -44,11 +44,21 @@ _EVOLUTION = {
 
 
 class Query(QueryData):
-    """A named graph of steps that can be started on Spark.
+    """A named graph of sources, steps and sinks. Build it, look at it, and start it on Spark.
 
-    >>> query = Query("wordcount")
+    >>> import millstream as ms
+    >>> class Count(ms.Computation):
+    ...     total = ms.Value("long", default=0)
+    ...     output = "word string, total long"
+    ...
+    ...     def on_record(self, row, at):
+    ...         self.total.set(self.total.get() + 1)
+    ...         yield at.key, self.total.get()
+    >>> query = ms.Query("wordcount")
+    >>> words = query.source("words", lambda read: read.text("texts"))
+    >>> counts = words.key_by("value").compute("count", Count).sink("totals", ms.Parquet("totals"))
     >>> query
-    Query('wordcount'): empty
+    Query('wordcount'): words -> count, count -> [totals]
     """
 
     def start(
@@ -65,7 +75,7 @@ class Query(QueryData):
         compaction_budget: int = DEFAULT_BUDGET,
         observe: Observer | None = None,
     ) -> RunningQuery:
-        """Starts the query on a store, or goes on where the store's last commit is.
+        """Starts the query on a store, or goes on where the store's last commit is. Everything is checked first.
 
         - `store`: a directory, or an `s3://`, `gs://` or `az://` URI; `store_options` go to obstore.
         - `slots`: how many parallel instances at first; a restart keeps what the store says.

@@ -32,7 +32,10 @@ Rows = npt.NDArray[np.int64]
 
 
 class InputBatch:
-    """The records of one input, grouped by the keys of the batch."""
+    """The records of one input, grouped by the keys of the batch. Made by `Batch.input`.
+
+    Everything per key is aligned with `batch.keys`; a key may have no record here.
+    """
 
     def __init__(self, records: pa.RecordBatch, order: Rows, starts: Rows, times: Times | None = None) -> None:
         self._records, self._order, self._starts, self._times = records, order, starts, times
@@ -137,7 +140,11 @@ class InputBatch:
 
 
 class Batch:
-    """What `on_batch` is given. `len(batch)` is the number of distinct keys."""
+    """What `on_batch` is given: the records of a slot and epoch. `len(batch)` is the number of distinct keys.
+
+    Everything per key is aligned with `batch.keys`. What can hold a null is an Arrow array, what cannot is NumPy.
+    In a step with several inputs, ask `batch.input("name")` for records, counts and sums.
+    """
 
     def __init__(
         self,
@@ -153,11 +160,11 @@ class Batch:
         self.whole: Batch | None = None
         self.places: Rows = np.arange(0)
         self._key_names = tuple(key_names)
-        self.inputs = dict(inputs)
+        self.inputs: dict[str, InputBatch] = dict(inputs)
         """The parts of the batch, by the name of the input."""
         self.key_columns: tuple[pa.Array, ...] = tuple(key_columns)
         """The key's columns, one Arrow array each, aligned with `keys`."""
-        self.epoch = epoch
+        self.epoch: int = epoch
         """The number of this epoch."""
 
     def __len__(self) -> int:
@@ -288,7 +295,8 @@ class Batch:
     def timed(self, productions: pa.RecordBatch | To, times: Any) -> Timed:
         """Productions with event times of their own: `datetime64` or Arrow timestamps, one for each.
 
-        Without it, they have the newest event time of the batch. A time before the watermark is raised to it.
+        Without it, if there is one production for each key, they have the newest event time of that key; else all have
+        the newest of the batch. A time before the watermark is raised to it.
         """
         made = productions.value if isinstance(productions, To) else productions
         if isinstance(times, (pa.Array, pa.ChunkedArray)):
@@ -310,9 +318,9 @@ class TimerBatch(Batch):
         columns = [column.take(pa.array(places)) for column in whole.key_columns]
         super().__init__({}, columns, whole._key_names, whole._outputs, whole.epoch, whole._watermark)
         self.whole, self.places, self.micros = whole, places, micros
-        self.tags = tags
+        self.tags: pa.Array = tags
         """The tags of the timers, aligned with `keys`."""
-        self.payloads = payloads
+        self.payloads: Any = payloads
         """The payloads of the timers, aligned with `keys`; None if the timer has none."""
 
     def __repr__(self) -> str:

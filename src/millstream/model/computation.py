@@ -37,26 +37,27 @@ from millstream.model.types import format_schema, parse_schema
 
 
 class At:
-    """Where and when a record is processed: `at.key`, `at.epoch`, and `at.input`, the name of the step's input.
-
-    `at.time` is the event time of the record, or the time of the timer; `at.watermark` the watermark of the epoch
-    before: datetimes, or None. In the callback of a timer, `at.tag` and `at.payload` are those of the timer.
-    """
+    """Where and when a record is processed, or a timer fires: what `on_record` and callbacks are given."""
 
     __slots__ = ("_watermark", "epoch", "input", "key", "micros", "payload", "tag")
 
     def __init__(self, epoch: int, watermark: int = NULL_TIME) -> None:
-        self.key: Any = None
-        self.input = ""
-        self.epoch = epoch
         self.micros = NULL_TIME
-        self.tag = ""
+        self.key: Any = None
+        """The key; a tuple if it has several columns."""
+        self.input: str = ""
+        """The name of the input that the record is from, of a step with several."""
+        self.epoch: int = epoch
+        """The number of the epoch."""
+        self.tag: str = ""
+        """In the callback of a timer: its tag."""
         self.payload: Any = None
+        """In the callback of a timer: its payload, or None."""
         self._watermark = watermark
 
     @property
     def time(self) -> datetime | None:
-        """The event time of the record; None if it has none."""
+        """The event time of the record, None if it has none; in the callback of a timer, the time it was set for."""
         return moment(self.micros)
 
     @property
@@ -66,18 +67,25 @@ class At:
 
 
 class Computation:
-    """Base class of user code.
+    """Base class of user code: declare state, timers and outputs, and implement `on_record` or `on_batch`.
 
-    >>> from millstream import Value
-    >>> class WordCount(Computation):
-    ...     total = Value("long", default=0)
+    >>> import millstream as ms
+    >>> from millstream.testing import Simulated
+    >>> class WordCount(ms.Computation):
+    ...     total = ms.Value("long", default=0)
     ...     output = "word string, total long"
     ...
     ...     def on_record(self, row, at):
     ...         self.total.set(self.total.get() + 1)
     ...         yield at.key, self.total.get()
-    >>> declared_states(WordCount)
-    {'total': Value('BIGINT', default=0)}
+    >>> query = ms.Query("words")
+    >>> counts = query.source("words", None).key_by("word").compute("count", WordCount).sink("out", ms.Memory())
+    >>> sim = Simulated(query, {"words": "word string"})
+    >>> sim.feed(words=[("mill",), ("mill",)])
+    >>> sim.outputs("out")
+    [('mill', 1), ('mill', 2)]
+
+    A fresh copy is made for each slot and attempt. Nothing on `self` survives but what is declared.
     """
 
     output: ClassVar[str] = ""
@@ -87,7 +95,7 @@ class Computation:
     """Named outputs and their schemas, besides the unnamed one: what is yielded as `to("name", ...)`."""
 
     def setup(self) -> None:
-        """Called once before the first batch of a slot and attempt."""
+        """Called once before the first batch of a slot and attempt: the place to open a connection."""
 
     def close(self) -> None:
         """Called once after the last one, also when a batch failed."""
@@ -104,9 +112,25 @@ class Computation:
         raise NotImplementedError
 
     def on_batch(self, batch: Batch) -> Iterable[pa.RecordBatch] | None:
-        """Called once per slot and epoch; yields `batch.output(...)` and `batch.output_to("name", ...)`.
+        """Called once per slot and epoch, with all of its records; yields `batch.output(...)` and
+        `batch.output_to("name", ...)`. Built on `on_record` unless overridden.
 
-        Built on `on_record` unless overridden.
+        >>> import millstream as ms
+        >>> from millstream.testing import Simulated
+        >>> class FastWordCount(ms.Computation):
+        ...     total = ms.Value("long", default=0)
+        ...     output = "word string, total long"
+        ...
+        ...     def on_batch(self, batch):
+        ...         totals = self.total.read(batch) + batch.count()
+        ...         self.total.write(batch, totals)
+        ...         yield batch.output(batch.keys, totals)
+        >>> query = ms.Query("words")
+        >>> counts = query.source("words", None).key_by("word").compute("count", FastWordCount)
+        >>> sim = Simulated(query, {"words": "word string"})
+        >>> sim.feed(words=[("mill",), ("mill",)])
+        >>> sim.state("count")
+        [('mill', 2)]
         """
         raise NotImplementedError
 

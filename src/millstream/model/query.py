@@ -133,8 +133,12 @@ class Query:
     ) -> Stream:
         """Adds a source: a streaming DataFrame, or a function of a reader, `lambda read: read.format(...).load()`.
 
+        >>> import millstream as ms
+        >>> query = ms.Query("shop")
+        >>> clicks = query.source("clicks", lambda read: read.table("clicks"), event_time="ts", lateness="10 seconds")
+
         A frame that would read its whole backlog in one epoch is refused at the start unless `unbounded` is true;
-        a function's reader has default limits, which its own options override.
+        a function's reader has default limits, which its own options override. Without Spark, None will do.
 
         `event_time` names a timestamp column. The source's watermark then follows its records: `lateness` behind the
         newest of them; or, with a `percentile` such as 0.99, as far as that share of an epoch's records is not late;
@@ -163,14 +167,21 @@ class Query:
         record is from; in `on_batch`, `batch.input("name")` is the part of one input. Within an epoch, records of a
         key are applied input by input, in the order given here. For `late` and `on_error`, see `KeyedStream.compute`.
 
-        >>> from millstream.model.computation import Computation
-        >>> class Join(Computation):
-        ...     def on_record(self, row, at): ...
-        >>> q = Query("orders")
-        >>> orders, payments = q.source("orders", frame=None), q.source("payments", frame=None)
-        >>> stream = q.compute("join", Join, order=orders.key_by("id"), payment=payments.key_by("order_id"))
-        >>> q
-        Query('orders'): orders -> join, payments -> join
+        >>> import millstream as ms
+        >>> class Match(ms.Computation):
+        ...     paid = ms.Value("boolean", default=False)
+        ...     output = "id long"
+        ...
+        ...     def on_record(self, row, at):
+        ...         if at.input == "payment":
+        ...             self.paid.set(True)
+        ...         elif not self.paid.get():
+        ...             yield (at.key,)
+        >>> query = ms.Query("orders")
+        >>> orders, payments = query.source("orders", None), query.source("payments", None)
+        >>> unpaid = query.compute("match", Match, payment=payments.key_by("order"), order=orders.key_by("id"))
+        >>> query
+        Query('orders'): payments -> match, orders -> match
         """
         if not inputs:
             raise UserError(f"step {name!r}: give its inputs by name, such as left=stream.key_by('id')")
@@ -211,7 +222,20 @@ class Query:
         return Stream(self, (name,))
 
     def explain(self) -> str:
-        """The levels of the query: what runs in which stage of an epoch's one Spark job."""
+        """The levels of the query: what runs in which stage of an epoch's one Spark job.
+
+        >>> import millstream as ms
+        >>> class Seen(ms.Computation):
+        ...     def on_record(self, row, at): ...
+        >>> query = ms.Query("words")
+        >>> stream = query.source("lines", None).key_by("word").compute("seen", Seen)
+        >>> print(query.explain())
+        query words: 1 level, one Spark job per epoch
+        level 0: route
+          source lines
+        level 1: host
+          step seen (Seen) <- lines by word
+        """
         return explain(self)
 
     def to_dot(self) -> str:
@@ -219,7 +243,19 @@ class Query:
         return to_dot(self)
 
     def to_mermaid(self) -> str:
-        """The graph as a Mermaid flow chart."""
+        """The graph as a Mermaid flow chart, which GitHub and many editors draw.
+
+        >>> import millstream as ms
+        >>> class Seen(ms.Computation):
+        ...     def on_record(self, row, at): ...
+        >>> query = ms.Query("words")
+        >>> stream = query.source("lines", None).key_by("word").compute("seen", Seen)
+        >>> print(query.to_mermaid())
+        flowchart LR
+          n_lines([lines])
+          n_seen[seen]
+          n_lines -->|by word| n_seen
+        """
         return to_mermaid(self)
 
     def _take(self, what: str, name: str) -> None:
@@ -236,7 +272,10 @@ class Query:
 
 @dataclass(frozen=True, slots=True)
 class Stream:
-    """A named edge: the records of a source, or the productions of a step. Several, if they were united."""
+    """A named edge: the records of a source, or the productions of a step. Several, if they were united.
+
+    Made by `Query.source`, by `compute`, and by the methods below. Any number of steps and sinks may read one.
+    """
 
     query: Query
     streams: tuple[str, ...]
@@ -247,8 +286,21 @@ class Stream:
         return " + ".join(self.streams)
 
     def output(self, name: str) -> Stream:
-        """A named output of the step, which its computation declares in `outputs`; or "late" or "dead_letter", if the
-        step makes one."""
+        """A named output of the step that made this stream: one that its computation declares in `outputs`, or
+        "late" or "dead_letter", if the step makes one.
+
+        >>> import millstream as ms
+        >>> class Split(ms.Computation):
+        ...     outputs = {"large": "id long, amount long"}
+        ...
+        ...     def on_record(self, row, at):
+        ...         if row.amount > 100:
+        ...             yield ms.to("large", at.key, row.amount)
+        >>> query = ms.Query("orders")
+        >>> split = query.source("orders", None).key_by("id").compute("split", Split)
+        >>> split.output("large").name
+        'split.large'
+        """
         step = self.query.steps.get(self.streams[0]) if len(self.streams) == 1 else None
         if step is None:
             raise UserError(f"{self.name!r} has no named outputs; ask the stream that compute() returned")
@@ -279,11 +331,11 @@ class Stream:
         of `output` (a schema in Spark's DDL), or None for no records. How many records a call gets is not defined, and
         neither is how often it is called; so it must treat each record by itself.
 
-        >>> query = Query("words")
+        >>> import millstream as ms, pyarrow as pa, pyarrow.compute as pc
         >>> def shout(batch):
-        ...     import pyarrow.compute as pc
         ...     return pa.record_batch({"word": pc.utf8_upper(batch["word"])})
-        >>> loud = query.source("lines", frame=None).map_batches("shout", shout, output="word string")
+        >>> query = ms.Query("words")
+        >>> loud = query.source("lines", None).map_batches("shout", shout, output="word string")
         >>> query
         Query('words'): lines -> shout
         """
@@ -314,7 +366,8 @@ class Stream:
         return KeyedStream(self.query, self.streams, columns)
 
     def sink(self, name: str, sink: Sink) -> Stream:
-        """Delivers the stream to a sink. Returns the stream, so that it can go on."""
+        """Delivers the stream to `Parquet(...)`, `ForeachBatch(...)` or `Memory()`; returns the stream, so that it can
+        go on."""
         if not isinstance(sink, Sink):
             raise UserError(f"sink {name!r}: found {sink!r}, expected Parquet(...), ForeachBatch(...) or Memory()")
         if len(self.streams) != 1:
@@ -326,7 +379,7 @@ class Stream:
 
 @dataclass(frozen=True, slots=True)
 class KeyedStream(KeyedEntries):
-    """A stream and the columns that make its key."""
+    """A stream and the columns that make its key. Made by `Stream.key_by`."""
 
     query: Query
     streams: tuple[str, ...]
@@ -343,6 +396,8 @@ class KeyedStream(KeyedEntries):
 
         `on_error` says what becomes of a record that the computation fails on: "stop" stops the query; "dead_letter"
         sends it to the output `dead_letter` (step, key, record, error, epoch), and its key stays as before it.
+
+        For a step with several inputs, see `Query.compute`.
         """
         inputs = tuple(InputNode(ONLY_INPUT, stream, self.key) for stream in self.streams)
         return self.query._add_step(name, inputs, computation, late, on_error)

@@ -49,8 +49,9 @@ class ForeachBatch(Sink):
 class Memory(Sink):
     """Keeps productions in the driver's memory, for tests and notebooks.
 
-    >>> sink = Memory()
-    >>> sink.rows()
+    >>> import millstream as ms
+    >>> out = ms.Memory()
+    >>> out.rows()
     []
     """
 

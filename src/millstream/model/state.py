@@ -30,21 +30,28 @@ from millstream.model.times import WALL_TIME
 
 
 class Value(State):
-    """One value per key.
+    """One value per key, declared on the class of a computation.
+
+    >>> import millstream as ms
+    >>> class Seen(ms.Computation):
+    ...     count = ms.Value("long", default=0)
+    ...     pages = ms.Value("array<string>", default=[])
+    ...     model = ms.Value(object)
+    ...
+    ...     def on_record(self, row, at):
+    ...         self.count.set(self.count.get() + 1)
+    ...         self.pages.set([*self.pages.get(), row.page])
 
     `type` is a Spark DDL type (`"long"`, `"array<string>"`, `"struct<n: long, sum: double>"`) or `object` for any
     Python value that can be pickled. Inside `on_record`, `get()`, `set(value)`, `delete()` and `exists()` concern the
     current key; inside `on_batch`, `read(batch)`, `write(batch, values)`, `delete(batch)` and `exists(batch)` concern
     all keys of the batch at once.
 
+    A key without a value reads as a copy of the default, or as None. A state with a default never holds null.
+
     With a `ttl`, such as "1 hour", a value is absent that long after it was last written: by the driver's clock, or
     with `ttl_time=EVENT_TIME` when the watermark has passed the newest record of the key by as much. `bloom=True` is
     for keys that are mostly new: it saves the search for them.
-
-    >>> Value("long", default=0)
-    Value('BIGINT', default=0)
-    >>> Value("string", ttl="30 minutes")
-    Value('STRING', ttl='0:30:00')
     """
 
     def __init__(

@@ -42,7 +42,23 @@ TIME = "time"
 
 
 class Timer:
-    """A timer of event time or wall time, with an optional payload of a declared type.
+    """A timer of event time or wall time, with an optional payload of a declared type, declared on a computation.
+
+    >>> import millstream as ms
+    >>> from datetime import timedelta
+    >>> class Sessions(ms.Computation):
+    ...     clicks = ms.Value("long", default=0)
+    ...     silence = ms.Timer(ms.EVENT_TIME)
+    ...     output = "user string, clicks long"
+    ...
+    ...     def on_record(self, row, at):
+    ...         self.clicks.set(self.clicks.get() + 1)
+    ...         self.silence.set(timedelta(minutes=30))
+    ...
+    ...     @silence.fires
+    ...     def ended(self, at):
+    ...         yield at.key, self.clicks.get()
+    ...         self.clicks.delete()
 
     In `on_record` and in callbacks, `set(when)`, `get()` and `delete()` concern the current key. `when` is a datetime,
     or a timedelta from now: from the record's or timer's time, or for wall time from the epoch's clock.
@@ -50,8 +66,7 @@ class Timer:
     In a computation with `on_batch`, `set(batch, times)`, `get(batch)` and `delete(batch)` concern all keys of the
     batch, or those where a mask `where=` is true, and the callback is given a `TimerBatch`.
 
-    >>> Timer(EVENT_TIME)
-    Timer('event')
+    A key may have several timers of one name, told apart by `tag`. Setting one again moves it.
     """
 
     def __init__(self, kind: str = EVENT_TIME, *, payload: str | type[object] | None = None) -> None:
@@ -93,7 +108,7 @@ class Timer:
         return pa.struct(fields)
 
     def fires(self, fn: Fn) -> Fn:
-        """Makes a method the callback: `def report(self, at)`, with `at.time`, `at.tag` and `at.payload`."""
+        """Decorates the callback, `def report(self, at)`, which is given `at.time`, `at.tag` and `at.payload`."""
         self.callback = fn.__name__
         return fn
 

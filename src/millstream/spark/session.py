@@ -65,7 +65,7 @@ _LONGEST_SOCKET_FOLDER = 50  # the path of a socket ends at 108 characters, and 
 def session(
     name: str = "millstream", master: str | None = None, settings: Mapping[str, str] | None = None
 ) -> SparkSession:
-    """Builds (or finds) a session with the settings of `SETTINGS`; `settings` come on top.
+    """Builds (or finds) a session with the settings that suit Millstream; `settings` come on top.
 
     Without `master`, Spark's own configuration decides, else `local[*]`. A session whose `master` is given as local
     listens on loopback only.

@@ -14,10 +14,17 @@ class Crash(BaseException):
 
 
 class FaultyStore:
-    """A store whose k-th operation (counted from 1) fails.
+    """A store whose k-th operation (counted from 1) fails; `operations` says how many there were.
 
     `mode` says how: "refuse" raises and does nothing; "lose" does it and loses the reply; "crash" ends the process
     before, "crash_after" after it was done.
+
+    >>> from millstream.store.objects import open_store
+    >>> store = FaultyStore(open_store("memory://"), fail_at=2)
+    >>> store.put("a", b"1")
+    >>> store.put("b", b"2")
+    Traceback (most recent call last):
+    millstream.errors.StoreUnavailable: operation 2 refused (injected)
     """
 
     def __init__(self, store: ObjectStore, fail_at: int = 0, mode: str = "refuse") -> None:

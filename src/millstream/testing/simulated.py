@@ -83,21 +83,29 @@ class InProcess:
 
 
 class Simulated:
-    """A query on simulated epochs.
+    """A query on simulated epochs, in this process and without Spark.
 
-    >>> from millstream.model import computation, query, sinks, state
-    >>> class Count(computation.Computation):
-    ...     total = state.Value("long", default=0)
+    >>> import millstream as ms
+    >>> from millstream.testing import Simulated
+    >>> class Count(ms.Computation):
+    ...     total = ms.Value("long", default=0)
     ...     output = "word string, total long"
+    ...
     ...     def on_record(self, row, at):
     ...         self.total.set(self.total.get() + 1)
     ...         yield at.key, self.total.get()
-    >>> q = query.Query("words")
-    >>> counts = q.source("words", frame=None).key_by("word").compute("count", Count)
-    >>> sim = Simulated(q, {"words": "word string"})
+    >>> query = ms.Query("words")
+    >>> counts = query.source("words", None).key_by("word").compute("count", Count).sink("out", ms.Memory())
+    >>> sim = Simulated(query, {"words": "word string"})
     >>> sim.feed(words=[("a",), ("b",), ("a",)])
     >>> sorted(sim.state("count"))
     [('a', 2), ('b', 1)]
+    >>> sorted(sim.outputs("out"))
+    [('a', 1), ('a', 2), ('b', 1)]
+
+    `schemas` gives the columns of each source. A `store` that is passed on to a second `Simulated` is a restart. `now`
+    is where the clock starts. `observe` is called at each moment of an epoch, and may raise `Crash`. `options` are
+    `slots`, `bin_bits`, `retain` and `compaction_budget`. `background` does upkeep in a thread, as on Spark.
     """
 
     def __init__(
