@@ -216,7 +216,7 @@ def page() -> str:
         "# API reference",
         "",
         "Every public name of `millstream`, here called `ms`, and of `millstream.testing`, from their docstrings;",
-        "`make docs` writes this page. For what to do with them, see the [guide](guide.md).",
+        "`make docs` writes this page. How to use them is in the [tutorial](tutorial.md) and the [guide](guide.md).",
         "",
     ]
     for title, names in grouped.items():

@@ -14,7 +14,7 @@ import sys
 import tempfile
 from collections import Counter
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
@@ -25,8 +25,8 @@ from millstream import Query
 from millstream.control.cli import main
 from millstream.protocol.epochs import TRANSITIONS
 from millstream.spark.session import SETTINGS
+from pages import ROOT, blocks_of
 
-ROOT = Path(__file__).resolve().parents[2]
 DOCS = sorted((ROOT / "docs").glob("*.md"))
 READERS = [ROOT / "README.md", *DOCS]
 PAGES = [*READERS, ROOT / "CHANGELOG.md", ROOT / "CONTRIBUTING.md"]
@@ -39,28 +39,6 @@ def name_of(path: Path) -> str:
 
 
 # -- code -----------------------------------------------------------------------------------------------------
-
-
-class Block(NamedTuple):
-    """A piece of Python in a page."""
-
-    page: Path
-    line: int
-    code: str
-
-    @property
-    def needs_spark(self) -> bool:
-        return bool(re.search(r"\bspark\b|\brunning\b|\bpyspark\b", self.code))
-
-    def run(self, namespace: dict[str, Any]) -> None:
-        """Runs the block; a traceback names the line of the page."""
-        exec(compile("\n" * self.line + self.code, str(self.page), "exec"), namespace)
-
-
-def blocks_of(page: Path) -> list[Block]:
-    text = page.read_text()
-    found = re.finditer(r"(?P<mark><!-- no-run -->\n+)?^```python\n(?P<code>.*?)^```$", text, re.MULTILINE | re.DOTALL)
-    return [Block(page, text[: m.start("code")].count("\n"), m["code"]) for m in found if not m["mark"]]
 
 
 def write_texts(folder: Path, names: list[str]) -> Counter[str]:

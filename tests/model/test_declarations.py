@@ -141,6 +141,20 @@ def test_state_is_inherited_and_overridden_as_python_users_expect() -> None:
     refused("Hidden.total hides the state 'total'", Hidden)
 
 
+def test_a_state_or_timer_cannot_take_a_name_that_computations_use_themselves() -> None:
+    class Shut(Base):
+        close = ms.Timer(ms.WALL_TIME)  # type: ignore[assignment]
+
+        @close.fires
+        def report(self, at: ms.At) -> None: ...
+
+    class Said(Base):
+        output = ms.Value("long")  # type: ignore[assignment]
+
+    refused("Shut.close is a timer, but 'close' means something else", Shut)
+    refused("Said.output is a state, but 'output' means something else", Said)
+
+
 def test_setup_and_close_surround_every_attempt_also_a_failed_one() -> None:
     calls: list[str] = []
 
