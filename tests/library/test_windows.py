@@ -30,6 +30,9 @@ ALL = {
 }
 
 
+EPOCH = NOON.replace(year=1970, hour=0)
+
+
 def build(window: Window, *, lateness: float = 0, **options: Any) -> ms.Query:
     query = ms.Query("windows")
     source = query.source("s", None, event_time="ts", lateness=timedelta(seconds=lateness), max_ahead="1000 days")
@@ -42,11 +45,11 @@ def build(window: Window, *, lateness: float = 0, **options: Any) -> ms.Query:
 
 def starts_of(window: Window, time: datetime) -> list[datetime]:
     """The starts of the windows that a time falls into."""
-    micros = (time - NOON.replace(year=1970, hour=0)) // timedelta(microseconds=1)
+    micros = (time - EPOCH) // timedelta(microseconds=1)
     last = micros - (micros - window.offset) % window.every
     found, start = [], last
     while start + window.size > micros:
-        found.append(NOON.replace(year=1970, hour=0) + timedelta(microseconds=start))
+        found.append(EPOCH + timedelta(microseconds=start))
         start -= window.every
     return found
 
@@ -69,7 +72,7 @@ class GridOracle:
             if not live:
                 late.append((key, time, value))
             for start in live:
-                self.open[key, start].append(value)
+                self.open[key, start].append(self.entry(time, value))
                 changed.add((key, start))
         early = [self.row(which) for which in changed]
         closing = [which for which in self.open if which[1] + self.size <= self.mark.now]
@@ -78,9 +81,71 @@ class GridOracle:
             del self.open[which]
         return early, final, late
 
+    def entry(self, time: datetime, value: Any) -> Any:
+        return value
+
     def row(self, which: tuple[Any, datetime]) -> tuple[Any, ...]:
         key, start = which
         return (key, start, start + self.size, *aggregated(self.open[which]))
+
+
+class PaneOracle(GridOracle):
+    """Sliding windows: within a window, panes come in the order of time."""
+
+    def entry(self, time: datetime, value: Any) -> Any:
+        micros = (time - EPOCH) // timedelta(microseconds=1)
+        return (micros - self.window.offset) // self.window.pane, value
+
+    def row(self, which: tuple[Any, datetime]) -> tuple[Any, ...]:
+        key, start = which
+        return (key, start, start + self.size, *aggregated(value for _, value in sorted(self.open[which], key=first)))
+
+
+def first(pair: tuple[Any, Any]) -> Any:
+    return pair[0]
+
+
+class SessionOracle:
+    """Sessions, one record at a time. Records are judged in pieces of a width, which `exact` makes one microsecond."""
+
+    def __init__(self, gap: float, lateness: float, exact: bool) -> None:
+        self.gap, self.mark = timedelta(seconds=gap), Watermark(lateness)
+        self.width = timedelta(microseconds=1) if exact else self.gap // 8
+        self.open: list[tuple[Any, list[Any]]] = []
+
+    def epoch(self, records: list[Any]) -> tuple[list[Any], list[Any], list[Any]]:
+        self.mark.epoch(time for _, time, _ in records)
+        assert self.mark.before is not None
+        late = []
+        for key, time, value in records:
+            piece = None if time is None else EPOCH + (time - EPOCH) // self.width * self.width
+            if piece is None or piece + self.width + self.gap - timedelta(microseconds=1) <= self.mark.before:
+                late.append((key, time, value))
+                continue
+            mine = [(time, value, True)]
+            for other in [each for each in self.open if each[0] == key]:
+                begin, end = other[1][0][0], max(t for t, _, _ in other[1])
+                if begin - self.gap < time < end + self.gap:
+                    mine += other[1]
+                    self.open.remove(other)
+            self.open.append((key, sorted(mine, key=first)))
+        self.open = [session for session in self.open if self.end(session) > self.mark.before]
+        early = [self.row(session) for session in self.open if any(new for _, _, new in session[1])]
+        final = [self.row(session) for session in self.open if self.end(session) <= self.mark.now]
+        self.open = [
+            (key, [(t, v, False) for t, v, _ in kept])
+            for key, kept in self.open
+            if self.end((key, kept)) > self.mark.now
+        ]
+        return early, final, late
+
+    def end(self, session: tuple[Any, list[Any]]) -> datetime:
+        return max(time for time, _, _ in session[1]) + self.gap
+
+    def row(self, session: tuple[Any, list[Any]]) -> tuple[Any, ...]:
+        key, records = session
+        times = [time for time, _, _ in records]
+        return (key, min(times), max(times) + self.gap, *aggregated(value for _, value, _ in records))
 
 
 def random_epochs(rng: random.Random, count: int, spread: int, ahead: int) -> list[list[Any]]:
@@ -102,22 +167,26 @@ def random_epochs(rng: random.Random, count: int, spread: int, ahead: int) -> li
     return epochs
 
 
-def check(window: Window, oracle: Any, rng: random.Random, *, early: bool, late: str, lateness: float) -> None:
+def check(
+    window: Window, oracle: Any, rng: random.Random, *, early: bool, late: str, lateness: float, shown: int = 12
+) -> None:
     """Epochs of the simulator and of the oracle, with a restart in between."""
-    query, store = build(window, lateness=lateness, early=early, late=late), open_store("memory://")
+    query, store, produced = build(window, lateness=lateness, early=early, late=late), open_store("memory://"), 0
     sim = Simulated(query, SCHEMA, store, slots=3, map_tasks=3)
     for number, records in enumerate(random_epochs(rng, 30, 90, 50)):
         if number in (11, 20):
             sim = Simulated(query, SCHEMA, store, map_tasks=3)
         sim.feed(s=records)
         unfinished, final, too_late = oracle.epoch(records)
+        unfinished, final = [row[:shown] for row in unfinished], [row[:shown] for row in final]
         if early:
             final = [(*row, True) for row in final] + [(*row, False) for row in unfinished]
         assert rows(sim.delivered["out"].get(sim.epoch, [])) == rows(final)
         if late == "output":
             found = [row[:3] for row in sim.delivered["late"].get(sim.epoch, [])]
             assert rows(found) == rows(too_late)
-    assert sum(len(rows_) for rows_ in sim.delivered["out"].values()) > 10
+        produced += len(final)
+    assert produced > 10
 
 
 @pytest.mark.parametrize("options", [(False, "drop", 0), (True, "drop", 20), (True, "output", 5)])
@@ -127,6 +196,34 @@ def test_tumbling_windows_are_those_of_plain_python(
 ) -> None:
     early, late, lateness = options
     check(window, GridOracle(window, lateness), rng, early=early, late=late, lateness=lateness)
+
+
+SLIDING = [
+    ms.sliding("1 minute", every="10 seconds"),
+    ms.sliding("50 seconds", every="20 seconds", offset="3 seconds"),
+    ms.sliding("2 minutes", every="1 minute"),
+]
+
+
+@pytest.mark.parametrize("options", [(False, "drop", 0), (True, "drop", 20), (True, "output", 5)])
+@pytest.mark.parametrize("window", SLIDING, ids=repr)
+def test_sliding_windows_are_those_of_plain_python(
+    window: Window, options: tuple[bool, str, float], rng: random.Random
+) -> None:
+    early, late, lateness = options
+    check(window, PaneOracle(window, lateness), rng, early=early, late=late, lateness=lateness)
+
+
+@pytest.mark.parametrize("options", [(False, "drop", 0), (True, "drop", 20), (True, "output", 5), (False, "output", 0)])
+@pytest.mark.parametrize("gap", [8, 30])
+def test_sessions_are_those_of_plain_python(
+    gap: int, options: tuple[bool, str, float], rng: random.Random, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    early, late, lateness = options
+    for unordered in ("f", "l", "every"):
+        monkeypatch.delitem(ALL, unordered)
+    oracle = SessionOracle(gap, lateness, late == "output")
+    check(ms.sessions(f"{gap} seconds"), oracle, rng, early=early, late=late, lateness=lateness, shown=9)
 
 
 def test_a_record_is_late_only_when_its_window_has_closed() -> None:

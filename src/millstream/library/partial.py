@@ -17,8 +17,8 @@ import numpy as np
 import pyarrow as pa
 
 from millstream.errors import UserError
-from millstream.library.parts import LONG, Aggregate, Totals
-from millstream.library.reduce import MAX, Part, reduce_keys
+from millstream.library.parts import LONG, Aggregate, Totals, column_of
+from millstream.library.reduce import MAX, MIN, Part, reduce_keys
 from millstream.library.windows import START, Window, timestamps
 from millstream.model.times import Times
 from millstream.model.transform import Transform
@@ -29,6 +29,8 @@ _WORTH = 2.0
 """How many records a group must have on average, by the sample's estimate, to make grouping worth its while."""
 
 _NEWEST = Part("time", LONG, MAX)
+SPAN = [Part("session_from", LONG, MIN), Part("session_to", LONG, MAX)]
+"""The times of the first and the last record of a piece of a session."""
 
 
 class Partial(Transform):
@@ -50,13 +52,16 @@ class Partial(Transform):
             check_free(START, [field.name for field in fields])
             fields.append(pa.field(START, TIMESTAMP))
         if not self.keep:
-            for part in bound.totals.columns:
+            bound.span = SPAN if self.window is not None and self.window.gap else []
+            made = bound.totals.columns + [pa.field(column_of(part), part.kind) for part in bound.span]
+            for part in made:
                 check_free(part.name, self.key)
-            fields += bound.totals.columns
+            fields += made
         bound.output = pa.schema(fields)
         return bound
 
     totals: Totals
+    span: list[Part]
 
     def apply(self, records: pa.RecordBatch, micros: Times | None) -> tuple[pa.RecordBatch, Times | None]:
         if self.window is None:
@@ -67,11 +72,11 @@ class Partial(Transform):
             kept = pa.RecordBatch.from_arrays([*records.columns, timestamps(starts)], schema=self.output)
             return kept, self.window.judged(starts)
         keys = [records.column(name) for name in self.key]
-        parts = self.totals.lifted(records)
+        parts = self.totals.lifted(records) + [pa.array(micros)] * len(self.span)
         one = (starts[0] == starts).all()
         given = keys if one else [*keys, pa.array(starts)]
         if repeats(given):
-            found, parts = reduce_keys(self.totals.parts, parts, given)
+            found, parts = reduce_keys([*self.totals.parts, *self.span], parts, given)
             keys = found[: len(keys)]
             starts = np.full(len(keys[0]), starts[0]) if one else found[-1].to_numpy()
         made = pa.RecordBatch.from_arrays([*keys, timestamps(starts), *parts], schema=self.output)

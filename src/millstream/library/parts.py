@@ -20,6 +20,7 @@ from millstream.errors import UserError
 from millstream.library.reduce import ADD, CONCAT, FIRST, FOLD, LAST, MAX, MIN, Mask, Part, combine, reduce_runs
 from millstream.model.arrays import array_from
 from millstream.model.batch import Batch, InputBatch
+from millstream.model.maps import Map
 from millstream.model.state import Value
 from millstream.model.types import describe_type, format_type, parse_type
 
@@ -181,16 +182,33 @@ class Totals:
         declared.name = name
         return declared
 
+    def map_state(self, name: str) -> Map:
+        """What keeps the totals of a key by time."""
+        declared = Map("timestamp", "long", default=0) if self.lone else Map("timestamp", format_type(self.struct))
+        declared.name = name
+        return declared
+
+    def present(self, totals: Any) -> Mask:
+        """Where there are totals, in what a map holds."""
+        if isinstance(totals, np.ndarray):
+            found: Mask = totals > 0
+            return found
+        valid: Mask = totals.is_valid().to_numpy(zero_copy_only=False)
+        return valid
+
     def lifted(self, records: pa.RecordBatch) -> list[pa.Array]:
         """The parts of single records."""
         return [column for bound in self.bound for column in bound.lifted(records)]
 
+    def given(self, batch: Batch | InputBatch) -> list[pa.Array]:
+        """The parts of a batch's records, one row for each record."""
+        if self.from_parts:
+            return [batch.column(column_of(part)) for part in self.parts]
+        return self.lifted(batch.rows)
+
     def reduced(self, batch: Batch | InputBatch) -> list[pa.Array]:
         """The parts of a batch's records, one row for each key."""
-        if self.from_parts:
-            found = [batch.column(column_of(part)) for part in self.parts]
-        else:
-            found = self.lifted(batch.rows)
+        found = self.given(batch)
         return [reduce_runs(part, column, batch.starts) for part, column in zip(self.parts, found, strict=True)]
 
     def combined(self, old: Sequence[pa.Array], new: Sequence[pa.Array], present: Mask) -> list[pa.Array]:

@@ -12,8 +12,9 @@ Rules
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -31,6 +32,7 @@ ADD, MIN, MAX, FIRST, LAST, CONCAT, FOLD = "add", "min", "max", "first", "last",
 _PLAIN = {ADD: np.add, MIN: np.minimum, MAX: np.maximum}
 _FLOAT = {ADD: np.add, MIN: np.fmin, MAX: np.maximum}  # fmin passes NaN over, maximum passes it on
 _KERNEL = {ADD: "sum", MIN: "min", MAX: "max"}
+_PORTION = 4_000_000
 _SKIP = pc.ScalarAggregateOptions(skip_nulls=True, min_count=1)
 
 
@@ -63,6 +65,35 @@ def reduce_runs(part: Part, column: pa.Array, starts: Rows) -> pa.Array:
     kernel = _KERNEL[part.op]
     reduced = table.aggregate([("value", kernel, _SKIP)]).column(f"value_{kernel}")
     return _single(reduced).cast(part.kind)
+
+
+def reduce_ranges(part: Part, column: pa.Array, starts: Rows, ends: Rows) -> pa.Array:
+    """One row for each range of rows, from start to before end; ranges may overlap, and none is empty."""
+    if part.op == FIRST:
+        return column.take(pa.array(starts))
+    if part.op == LAST:
+        return column.take(pa.array(ends - 1))
+    if part.op == ADD and pa.types.is_integer(part.kind):
+        values, valid = _numbers(column)
+        sums = np.concatenate(([0], np.cumsum(values if valid is None else np.where(valid, values, 0))))
+        counts = None if valid is None else np.concatenate(([0], np.cumsum(valid)))
+        some = None if counts is None else counts[ends] > counts[starts]
+        return _column(sums[ends] - sums[starts], some, part.kind)
+    lengths = ends - starts
+    made = []
+    for first, stop in _portions(lengths):
+        mine = lengths[first:stop]
+        begins = np.cumsum(mine) - mine
+        rows = np.arange(int(mine.sum())) + np.repeat(starts[first:stop] - begins, mine)
+        made.append(reduce_runs(part, column.take(pa.array(rows)), begins))
+    return pa.concat_arrays(made) if made else column[:0]
+
+
+def _portions(lengths: Rows) -> Iterator[tuple[int, int]]:
+    """Cuts ranges into portions of about as many rows as fit well into memory."""
+    numbers = np.cumsum(lengths) // _PORTION
+    edges = np.append(np.flatnonzero(np.diff(numbers, prepend=-1)), len(lengths))
+    return pairwise(edges.tolist())
 
 
 def reduce_keys(

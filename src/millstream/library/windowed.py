@@ -8,9 +8,11 @@ from dataclasses import dataclass
 from millstream.errors import UserError
 from millstream.library.partial import Partial, check_free
 from millstream.library.parts import Aggregate
+from millstream.library.sessions import SessionTotals
+from millstream.library.sliding import SlidingTotals
 from millstream.library.totals import check_aggregates, combined, counted
 from millstream.library.tumbling import FINAL, TumblingTotals
-from millstream.library.windows import END, START, Window, check_window
+from millstream.library.windows import END, START, Window, check_window, session_window
 from millstream.model.query import KeyedStream, Stream
 
 
@@ -54,7 +56,12 @@ class WindowedStream:
         if late not in ("drop", "output"):
             raise UserError(f"step {name!r}: late={late!r}; a window that has closed takes no more: 'drop' or 'output'")
         keep = late == "output"
+        if keep and window.gap:
+            window = session_window(window.gap, 1)  # each record is judged by itself
         partial = combined(keyed, name, Partial(keyed.key, aggregates, window, keep))
-        lifted = not keep
-        step = TumblingTotals(aggregates, window, early, lifted)
-        return partial.key_by(*keyed.key, START).compute(name, step, late=late)
+        arguments = (aggregates, window, early, not keep)
+        if window.gap:
+            return partial.key_by(*keyed.key).compute(name, SessionTotals(*arguments), late=late)
+        if window.size != window.every:
+            return partial.key_by(*keyed.key).compute(name, SlidingTotals(*arguments), late=late)
+        return partial.key_by(*keyed.key, START).compute(name, TumblingTotals(*arguments), late=late)

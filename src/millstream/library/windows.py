@@ -4,7 +4,8 @@ Rules
 -----
 - A window holds its start and not its end. Tumbling and sliding windows lie on a grid from 1970 UTC on, moved by
   `offset`.
-- Panes are the pieces of time that no window cuts: a tumbling window is one, a sliding window several.
+- Panes are the pieces of time that no window cuts: a tumbling window is one, a sliding window several. For sessions
+  they are an eighth of the gap: records that near are in one session.
 - A record is late for a window only when the window has closed. So the time by which it is judged is the last
   microsecond of the last window that it falls into.
 """
@@ -41,7 +42,7 @@ class Window:
     @property
     def pane(self) -> int:
         """The width of a pane."""
-        return math.gcd(self.size, self.every)
+        return self.every if self.gap else math.gcd(self.size, self.every)
 
     def __repr__(self) -> str:
         if self.gap:
@@ -63,6 +64,14 @@ class Window:
         if low <= -_FAR or high >= _FAR:
             starts[(micros <= -_FAR) | (micros >= _FAR)] = NULL_TIME
         return starts
+
+    def first_end(self, after: Any) -> Any:
+        """The end of the first window that ends after a time."""
+        return after - (after - self.offset - self.size) % self.every + self.every
+
+    def last_end(self, pane: Any) -> Any:
+        """The end of the last window that holds a pane."""
+        return pane - (pane - self.offset) % self.every + self.size
 
     def judged(self, panes: Times) -> Times:
         """The times by which records in these panes are judged to be late or not."""
@@ -100,7 +109,13 @@ def sessions(gap: str | timedelta) -> Window:
     >>> sessions(gap="30 minutes")
     sessions(gap='0:30:00')
     """
-    return Window(0, 0, 0, _positive("gap", gap))
+    silence = _positive("gap", gap)
+    return session_window(silence, max(1, silence // 8))
+
+
+def session_window(gap: int, width: int) -> Window:
+    """Sessions whose records are combined, and judged to be late, in pieces of this width: no wider than the gap."""
+    return Window(width + gap - 1, width, 0, gap)
 
 
 def check_window(given: Any) -> Window:

@@ -314,10 +314,12 @@ class TimerBatch(Batch):
     A key with several due timers comes again in another call, so that its timers fire in the order of their times.
     """
 
-    def __init__(self, whole: Batch, places: Rows, micros: Times, tags: pa.Array, payloads: pa.Array | None) -> None:
+    def __init__(
+        self, whole: Batch, places: Rows, micros: Times, tags: pa.Array, payloads: pa.Array | None, limit: int
+    ) -> None:
         columns = [column.take(pa.array(places)) for column in whole.key_columns]
         super().__init__({}, columns, whole._key_names, whole._outputs, whole.epoch, whole._watermark)
-        self.whole, self.places, self.micros = whole, places, micros
+        self.whole, self.places, self.micros, self.limit = whole, places, micros, limit
         self.tags: pa.Array = tags
         """The tags of the timers, aligned with `keys`."""
         self.payloads: Any = payloads
@@ -330,6 +332,11 @@ class TimerBatch(Batch):
     def times(self) -> npt.NDArray[np.datetime64]:
         """The times of the timers, aligned with `keys`."""
         return self.micros.view("datetime64[us]")
+
+    @property
+    def reached(self) -> datetime | None:
+        """How far time has come in this epoch, the watermark or the clock: all timers up to it fire."""
+        return moment(self.limit)
 
 
 class Timed:

@@ -134,7 +134,7 @@ class BatchTimer:
         if self.declared.is_object and payloads is not None:
             payloads = object_array([None if data is None else pickle.loads(data) for data in payloads.to_pylist()])
         return TimerBatch(
-            self.batch, self._over.places(taken.ids), taken.times, self._over.subkeys(taken.ids), payloads
+            self.batch, self._over.places(taken.ids), taken.times, self._over.subkeys(taken.ids), payloads, self.limit
         )
 
     def changes(self) -> Changed | None:

@@ -1,0 +1,148 @@
+"""Aggregates of sessions: windows that end when a key has been silent for long enough.
+
+Rules
+-----
+- Open sessions of a key are a map, by their starts. Records come as pieces, each within one session; pieces and open
+  sessions that are less than the gap apart grow together.
+- A key has one timer, at the end of the first of its sessions. When it fires, the sessions whose end has come are
+  produced and deleted, and the timer is set anew.
+- Pieces that neither belong to an open session nor make one that is open are too late, and are dropped.
+- Pieces are combined in the order of their times, records of a piece in that of processing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+import numpy as np
+import pyarrow as pa
+
+from millstream.library.partial import SPAN
+from millstream.library.parts import Aggregate, column_of
+from millstream.library.reduce import LAST, Mask, Rows, reduce_runs
+from millstream.library.totals import Aggregates
+from millstream.library.tumbling import window_fields
+from millstream.library.windows import Window, micros_in, timestamps
+from millstream.model.batch import Batch, Timed, TimerBatch
+from millstream.model.computation import Computation
+from millstream.model.maps import Map
+from millstream.model.timers import Timer
+from millstream.model.times import EVENT_TIME, NULL_TIME, Times, micros
+from millstream.model.types import TIMESTAMP, format_schema, format_type
+
+_NEVER = np.iinfo(np.int64).max
+_LAST = pa.field("last_record", TIMESTAMP)
+
+
+class SessionTotals(Aggregates):
+    """Keeps aggregates of each key's open sessions."""
+
+    totals: Map  # type: ignore[assignment]
+    end = Timer(EVENT_TIME)
+
+    def __init__(
+        self, aggregates: Mapping[str, Aggregate], window: Window, early: bool = False, lifted: bool = True
+    ) -> None:
+        super().__init__(aggregates, lifted)
+        self.gap, self.early = window.gap, early
+
+    def bind(self, inputs: Mapping[str, pa.Schema], key: tuple[str, ...]) -> Computation:
+        bound = super().bind(inputs, key)
+        assert isinstance(bound, SessionTotals)
+        bound.fields = [_LAST, *bound.folding.fields]
+        bound.totals = Map("timestamp", format_type(pa.struct(bound.fields)))
+        bound.totals.name = "totals"
+        return bound
+
+    fields: list[pa.Field]
+
+    def output_ddl(self, schema: pa.Schema, key: tuple[str, ...]) -> str:
+        return format_schema(pa.schema(window_fields(schema, key, self.folding.outputs, self.early)))
+
+    def on_batch(self, batch: Batch) -> Iterator[Timed]:
+        items = self.totals.items(batch)
+        stored = items.values.flatten()
+        known = len(items.places)
+        new_places = np.repeat(np.arange(len(batch)), batch.count())
+        new_starts, new_lasts = self._span(batch)
+        places = np.concatenate([items.places, new_places])
+        starts = np.concatenate([micros_in(items.subkeys), new_starts])
+        lasts = np.concatenate([micros_in(stored[0]), new_lasts])
+        parts = [pa.concat_arrays([old, new]) for old, new in zip(stored[1:], self.folding.given(batch), strict=True)]
+        order = np.lexsort((starts, places))
+        first = _begins(places[order], starts[order], lasts[order] + self.gap)
+        session = np.empty(len(order), np.int64)
+        session[order] = np.repeat(np.arange(len(first)), np.diff(first, append=len(order)))
+        where, begins = places[order][first], starts[order][first]
+        until = np.maximum.reduceat(lasts[order], first)
+        changed = np.bincount(session, np.arange(len(session)) >= known, len(first)) > 0
+        mark = NULL_TIME if batch.watermark is None else micros(batch.watermark)
+        kept = until + self.gap > mark
+        moved = changed[session[:known]] & (begins[session[:known]] != starts[:known])
+        self.totals.delete(batch, items.places[moved], items.subkeys.filter(pa.array(moved)))
+        totals = self._reduced(parts, order, first, session, lasts)
+        fresh = changed & kept
+        self._write(batch, where[fresh], begins[fresh], until[fresh], [c.filter(pa.array(fresh)) for c in totals])
+        before = _earliest(len(batch), items.places, lasts[:known] + self.gap)
+        after = _earliest(len(batch), where[kept], until[kept] + self.gap)
+        self.end.set(batch, after.view("datetime64[us]"), where=(after != before) & (after != _NEVER))
+        if self.early:
+            yield self._produced(batch, fresh, where, begins, until, totals, False)
+
+    def _span(self, batch: Batch) -> tuple[Times, Times]:
+        """The times of the first and the last record of each piece; without pieces, those of the records."""
+        if self.lifted:
+            first, last = (batch.column(column_of(part)).to_numpy() for part in SPAN)
+            return first, last
+        judged = batch.times.view(np.int64)
+        return judged - (self.gap - 1), judged - (self.gap - 1)
+
+    def _reduced(self, parts: list[pa.Array], order: Rows, first: Rows, session: Rows, lasts: Times) -> list[pa.Array]:
+        """The totals of each session; the last value is that of the piece which ends last."""
+        by_end = np.lexsort((lasts, session)) if any(part.op == LAST for part in self.folding.parts) else order
+        return [
+            reduce_runs(part, column.take(pa.array(by_end if part.op == LAST else order)), first)
+            for part, column in zip(self.folding.parts, parts, strict=True)
+        ]
+
+    def _write(self, batch: Batch, places: Rows, starts: Times, lasts: Times, totals: list[pa.Array]) -> None:
+        values = pa.StructArray.from_arrays([timestamps(lasts), *totals], fields=self.fields)
+        self.totals.write(batch, places, timestamps(starts), values)
+
+    @end.fires
+    def closed(self, batch: TimerBatch) -> Iterator[Timed]:
+        """Produces the sessions whose end has come."""
+        items = self.totals.items(batch)
+        stored = items.values.flatten()
+        lasts = micros_in(stored[0])
+        over = lasts + self.gap <= batch.limit
+        yield self._produced(batch, over, items.places, micros_in(items.subkeys), lasts, stored[1:], True)
+        self.totals.delete(batch, items.places[over], items.subkeys.filter(pa.array(over)))
+        following = _earliest(len(batch), items.places[~over], lasts[~over] + self.gap)
+        self.end.set(batch, following.view("datetime64[us]"), where=following != _NEVER)
+
+    def _produced(
+        self, batch: Batch, chosen: Mask, places: Rows, starts: Times, lasts: Times, totals: list[pa.Array], final: bool
+    ) -> Timed:
+        mask, ends = pa.array(chosen), lasts[chosen] + self.gap
+        results = self.folding.results([column.filter(mask) for column in totals])
+        marks = [pa.repeat(final, len(ends))] if self.early else []
+        keys = [column.take(pa.array(places[chosen])) for column in batch.key_columns]
+        made = batch.output(*keys, timestamps(starts[chosen]), timestamps(ends), *results, *marks)
+        return batch.timed(made, (ends - 1).view("datetime64[us]"))
+
+
+def _begins(places: Rows, starts: Times, ends: Times) -> Rows:
+    """Where sessions begin, among pieces in the order of key and start: where all before are over."""
+    times, ranks = np.unique(ends, return_inverse=True)
+    furthest = times[np.maximum.accumulate(places * len(times) + ranks) - places * len(times)]
+    fresh = np.ones(len(places), np.bool_)
+    fresh[1:] = (places[1:] != places[:-1]) | (starts[1:] >= furthest[:-1])
+    return np.flatnonzero(fresh)
+
+
+def _earliest(count: int, places: Rows, times: Times) -> Times:
+    """The earliest time of each key; `_NEVER` if it has none."""
+    found = np.full(count, _NEVER)
+    np.minimum.at(found, places, times)
+    return found

@@ -1,0 +1,141 @@
+"""Aggregates of sliding windows.
+
+Rules
+-----
+- A record is counted in one pane, however many windows it falls into. A key's panes are a map, by their starts.
+- A key has one timer, at the end of its next window that holds anything. When it fires, the windows whose end has come
+  are combined from their panes, panes that no later window holds are dropped, and the timer is set anew.
+- Within a window, panes are combined in the order of time, and records of a pane in that of processing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+import numpy as np
+import pyarrow as pa
+
+from millstream.library.parts import Aggregate
+from millstream.library.reduce import Rows, reduce_ranges, reduce_runs
+from millstream.library.totals import Aggregates
+from millstream.library.tumbling import window_fields
+from millstream.library.windows import START, Window, micros_in, timestamps
+from millstream.model.batch import Batch, Timed, TimerBatch
+from millstream.model.computation import Computation
+from millstream.model.maps import Items, Map
+from millstream.model.timers import Timer
+from millstream.model.times import EVENT_TIME, NULL_TIME, Times, micros
+from millstream.model.types import format_schema
+
+_NEVER = np.iinfo(np.int64).max
+
+
+class SlidingTotals(Aggregates):
+    """Keeps aggregates of each key and pane, and combines them when a window closes."""
+
+    totals: Map  # type: ignore[assignment]
+    end = Timer(EVENT_TIME)
+
+    def __init__(
+        self, aggregates: Mapping[str, Aggregate], window: Window, early: bool = False, lifted: bool = True
+    ) -> None:
+        super().__init__(aggregates, lifted)
+        self.window, self.early = window, early
+
+    def bind(self, inputs: Mapping[str, pa.Schema], key: tuple[str, ...]) -> Computation:
+        bound = super().bind(inputs, key)
+        assert isinstance(bound, SlidingTotals)
+        bound.totals = bound.folding.map_state("totals")
+        return bound
+
+    def output_ddl(self, schema: pa.Schema, key: tuple[str, ...]) -> str:
+        return format_schema(pa.schema(window_fields(schema, key, self.folding.outputs, self.early)))
+
+    def on_batch(self, batch: Batch) -> Iterator[Timed]:
+        places = np.repeat(np.arange(len(batch)), batch.count())
+        panes = micros_in(batch.column(START))
+        order = np.lexsort((panes, places))
+        places, panes = places[order], panes[order]
+        starts = np.flatnonzero((np.diff(places, prepend=-1) != 0) | (np.diff(panes, prepend=NULL_TIME) != 0))
+        places, panes = places[starts], panes[starts]
+        folding = self.folding
+        new = [
+            reduce_runs(part, column.take(pa.array(order)), starts)
+            for part, column in zip(folding.parts, folding.given(batch), strict=True)
+        ]
+        stored = self.totals.read(batch, places, timestamps(panes))
+        present = folding.present(stored)
+        totals = folding.combined(folding.stored(stored), new, present)
+        self.totals.write(batch, places, timestamps(panes), folding.storable(totals))
+        opened = NULL_TIME if batch.watermark is None else self.window.first_end(micros(batch.watermark))
+        self._wake(batch, places[~present], np.maximum(self.window.first_end(panes[~present]), opened))
+        if self.early:
+            yield from self._changed(batch, places, panes, opened)
+
+    def _wake(self, batch: Batch, places: Rows, ends: Times) -> None:
+        """Sets the timers of keys with new panes, if their next window ends before the one that is waited for."""
+        if not len(places):
+            return
+        sooner = np.full(len(batch), _NEVER)
+        np.minimum.at(sooner, places, ends)
+        waiting = self.end.get(batch).view(np.int64)
+        earlier = (sooner != _NEVER) & ((waiting == NULL_TIME) | (sooner < waiting))
+        self.end.set(batch, sooner.view("datetime64[us]"), where=earlier)
+
+    def _changed(self, batch: Batch, places: Rows, panes: Times, opened: int) -> Iterator[Timed]:
+        """Early results: the open windows that hold any of these panes."""
+        firsts = np.maximum(self.window.first_end(panes), opened)
+        counts = (self.window.last_end(panes) - firsts) // self.window.every + 1
+        owners, ends = np.repeat(places, counts), _steps(firsts, counts, self.window.every)
+        order = np.lexsort((ends, owners))
+        owners, ends = owners[order], ends[order]
+        some = np.flatnonzero((np.diff(owners, prepend=-1) != 0) | (np.diff(ends, prepend=NULL_TIME) != 0))
+        yield self._produced(batch, self.totals.items(batch), owners[some], ends[some], False)
+
+    @end.fires
+    def closed(self, batch: TimerBatch) -> Iterator[Timed]:
+        """Produces the windows whose end has come."""
+        window, items = self.window, self.totals.items(batch)
+        panes, counts = micros_in(items.subkeys), np.bincount(items.places, minlength=len(batch))
+        newest = panes[np.cumsum(counts) - 1]
+        until = np.minimum(batch.limit, window.last_end(newest))
+        number = np.clip((until - batch.micros) // window.every + 1, 1, max(1, window.size // window.every))
+        owners, ends = np.repeat(np.arange(len(batch)), number), _steps(batch.micros, number, window.every)
+        yield self._produced(batch, items, owners, ends, True)
+        following = batch.micros + number * window.every
+        over = panes < following[items.places] - window.size
+        self.totals.delete(batch, items.places[over], items.subkeys.filter(pa.array(over)))
+        left = np.full(len(batch), _NEVER)
+        np.minimum.at(left, items.places[~over], window.first_end(panes[~over]))
+        self.end.set(batch, np.maximum(left, following).view("datetime64[us]"), where=left != _NEVER)
+
+    def _produced(self, batch: Batch, items: Items, owners: Rows, ends: Times, final: bool) -> Timed:
+        """Windows, from the panes of their keys; those that hold none are left out."""
+        panes = micros_in(items.subkeys)
+        oldest = np.full(len(batch), _NEVER)
+        np.minimum.at(oldest, items.places, panes)
+        numbers = (panes - oldest[items.places]) // self.window.pane
+        span = int(numbers.max(initial=0)) + 2
+        line = items.places * span + numbers
+
+        def place(times: Times) -> Rows:
+            passed = np.clip((times - oldest[owners]) // self.window.pane, 0, span - 1)
+            found: Rows = np.searchsorted(line, owners * span + passed)
+            return found
+
+        first, last = place(ends - self.window.size), place(ends)
+        some = last > first
+        owners, ends, first, last = owners[some], ends[some], first[some], last[some]
+        columns = zip(self.folding.parts, self.folding.stored(items.values), strict=True)
+        results = self.folding.results([reduce_ranges(part, column, first, last) for part, column in columns])
+        marks = [pa.repeat(final, len(owners))] if self.early else []
+        keys = [column.take(pa.array(owners)) for column in batch.key_columns]
+        made = batch.output(*keys, timestamps(ends - self.window.size), timestamps(ends), *results, *marks)
+        return batch.timed(made, (ends - 1).view("datetime64[us]"))
+
+
+def _steps(firsts: Times, counts: Rows, step: int) -> Times:
+    """From each of the first times on, as many as are counted."""
+    within = np.arange(int(counts.sum())) - np.repeat(np.cumsum(counts) - counts, counts)
+    steps: Times = np.repeat(firsts, counts) + step * within
+    return steps
