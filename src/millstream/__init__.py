@@ -14,6 +14,7 @@ from millstream.errors import (
     UserError,
 )
 from millstream.library.aggregates import collect, combine, count, first, last, max, mean, min, sum
+from millstream.library.dedupe import Dedupe
 from millstream.library.windows import sessions, sliding, tumbling
 from millstream.model.bags import Bag
 from millstream.model.batch import Batch, InputBatch, TimerBatch, to
@@ -37,6 +38,7 @@ __all__ = [
     "Computation",
     "ConflictError",
     "DamagedObject",
+    "Dedupe",
     "Fenced",
     "ForeachBatch",
     "InputBatch",

@@ -15,6 +15,7 @@ PUBLIC = [
     "Computation",
     "ConflictError",
     "DamagedObject",
+    "Dedupe",
     "Fenced",
     "ForeachBatch",
     "InputBatch",

@@ -3,6 +3,7 @@
 It sits on the model alone and has no access to the engine: everything here could be written by a user.
 """
 
+from millstream.library.dedupe import dedupe
 from millstream.library.joins import join
 from millstream.library.machines import binary, state_machine, unary
 from millstream.library.ranking import top_n
@@ -14,6 +15,7 @@ from millstream.model.entries import entry
 entry("aggregate")(aggregate)
 entry("count")(lambda keyed, name: aggregate(keyed, name, counted()))
 entry("window")(lambda keyed, window: WindowedStream(keyed, check_window(window)))
+entry("dedupe")(dedupe)
 entry("join")(join)
 entry("top_n")(top_n)
 entry("state_machine")(state_machine)

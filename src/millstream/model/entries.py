@@ -10,6 +10,7 @@ Rules
 from __future__ import annotations
 
 from collections.abc import Callable
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from millstream.model.times import EVENT_TIME
@@ -32,6 +33,22 @@ def entry(name: str) -> Callable[[Fn], Fn]:
         return fn
 
     return register
+
+
+class StreamEntries:
+    """The entries of a stream."""
+
+    __slots__ = ()
+
+    def dedupe(self, name: str, *, id: str | tuple[str, ...], within: str | timedelta, late: str = "drop") -> Stream:
+        """Adds a step that lets a record through unless one of its id has passed, less than `within` away in time.
+
+        >>> import millstream as ms
+        >>> events = ms.Query("events").source("events", None, event_time="ts", lateness="10 minutes")
+        >>> once = events.dedupe("once", id="event_id", within="1 hour")
+        """
+        found: Stream = _ENTRIES["dedupe"](self, name, id, within, late)
+        return found
 
 
 class KeyedEntries:

@@ -22,7 +22,7 @@ import pyarrow as pa
 
 from millstream.errors import UserError
 from millstream.model.computation import Computation, check_computation
-from millstream.model.entries import KeyedEntries
+from millstream.model.entries import KeyedEntries, StreamEntries
 from millstream.model.explain import explain, to_dot, to_mermaid
 from millstream.model.letters import DEAD_LETTER, ON_ERROR, STOP
 from millstream.model.sinks import Sink
@@ -271,7 +271,7 @@ class Query:
 
 
 @dataclass(frozen=True, slots=True)
-class Stream:
+class Stream(StreamEntries):
     """A named edge: the records of a source, or the productions of a step. Several, if they were united.
 
     Made by `Query.source`, by `compute`, and by the methods below. Any number of steps and sinks may read one.

@@ -1,0 +1,125 @@
+"""Records that producers sent more than once: `stream.dedupe(...)`, and `Dedupe` as a computation.
+
+Rules
+-----
+- Exact: a record passes unless one of its id has passed whose time is less than `within` away, before or after. That is
+  decided by stored times alone; when what has expired is removed makes no difference.
+- `newest` is the time of an id's newest record that passed, with a filter in front, so that new ids hardly read state.
+  Other times that passed, less often needed, are in `older`.
+- Both expire by the watermark. `newest` is only written with a record of that time, so it lives as long as it counts;
+  and when it has expired, so have all older ones.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Mapping
+from datetime import timedelta
+
+import numpy as np
+import pyarrow as pa
+
+from millstream.errors import UserError
+from millstream.library.reduce import Mask, Rows
+from millstream.library.windows import micros_in, timestamps
+from millstream.model.batch import Batch, Timed
+from millstream.model.computation import Computation
+from millstream.model.maps import Map
+from millstream.model.query import Stream
+from millstream.model.state import Value
+from millstream.model.times import EVENT_TIME, NULL_TIME, Times, micros_of
+from millstream.model.types import format_schema
+
+
+def dedupe(stream: Stream, name: str, id: str | tuple[str, ...], within: str | timedelta, late: str) -> Stream:
+    """Adds a step that lets the first record of each id through."""
+    step = Dedupe(*((id,) if isinstance(id, str) else id), within=within)
+    return stream.key_by(*step.id).compute(name, step, late=late)
+
+
+class Dedupe(Computation):
+    """Lets a record through unless one with the same id, and a time less than `within` away, has passed before.
+
+    The id is one or several columns, by which the stream must be keyed; what passes has the columns of the input.
+
+    >>> Dedupe("event_id", within="1 hour")
+    Dedupe('event_id', within='1:00:00')
+    """
+
+    newest: Value
+    older: Map
+    columns: tuple[str, ...]
+
+    def __init__(self, *id: str, within: str | timedelta) -> None:
+        if not id or not all(isinstance(column, str) for column in id):
+            raise UserError(f"Dedupe{id!r}: give the column, or columns, of the id")
+        self.id, self.within = id, micros_of(within, "within")
+        if self.within <= 0:
+            raise UserError(f"Dedupe(within={within!r}): give a duration above zero")
+
+    def __repr__(self) -> str:
+        names = ", ".join(map(repr, self.id))
+        return f"Dedupe({names}, within={str(timedelta(microseconds=self.within))!r})"
+
+    def bind(self, inputs: Mapping[str, pa.Schema], key: tuple[str, ...]) -> Computation:
+        if set(key) != set(self.id):
+            raise UserError(f"{self!r} reads a stream keyed by {', '.join(key)}; key it by {', '.join(self.id)}")
+        [schema] = inputs.values()
+        bound = copy.copy(self)
+        expiry = timedelta(microseconds=self.within)
+        bound.newest = Value("timestamp", ttl=expiry, ttl_time=EVENT_TIME, bloom=True)
+        bound.older = Map("timestamp", "boolean", ttl=expiry, ttl_time=EVENT_TIME)
+        bound.newest.name, bound.older.name = "newest", "older"
+        bound.columns = tuple(schema.names)
+        bound.output = format_schema(pa.schema([pa.field(each.name, each.type) for each in schema]))  # type: ignore[misc]
+        return bound
+
+    def on_batch(self, batch: Batch) -> Iterator[Timed]:
+        places, times = np.repeat(np.arange(len(batch)), batch.count()), batch.times.view(np.int64)
+        stored, known = self.newest.read(batch), self.newest.exists(batch)
+        newest = stored.view(pa.int64()).fill_null(NULL_TIME).to_numpy()
+        open_ = np.ones(len(places), np.bool_)
+        if known.any():
+            open_ = ~(known[places] & (np.abs(times - newest[places]) < self.within))
+            self._compare(batch, known, places, times, open_)
+        passed = self._first_come(places, times, open_)
+        self._keep(batch, places[passed], times[passed], known, newest)
+        rows = batch.rows.filter(pa.array(passed))
+        yield batch.timed(batch.output(*rows.columns), times[passed].view("datetime64[us]"))
+
+    def _compare(self, batch: Batch, known: Mask, places: Rows, times: Times, open_: Mask) -> None:
+        """Takes out those that are near an older record."""
+        items = self.older.items(batch, where=known)
+        if not len(items.places):
+            return
+        counts = np.bincount(items.places, minlength=len(batch))
+        starts, repeats = (np.cumsum(counts) - counts)[places], counts[places]
+        mine = np.repeat(np.arange(len(places)), repeats)
+        within = np.arange(len(mine)) - np.repeat(np.cumsum(repeats) - repeats, repeats)
+        before = micros_in(items.subkeys)[starts[mine] + within]
+        open_[mine[np.abs(times[mine] - before) < self.within]] = False
+
+    def _first_come(self, places: Rows, times: Times, open_: Mask) -> Mask:
+        """Which records pass, of those that nothing stored is near: in as many rounds as one id has that pass."""
+        passed = np.zeros(len(places), np.bool_)
+        left = np.flatnonzero(open_)
+        while len(left):
+            owners = places[left]
+            first = np.concatenate(([True], owners[1:] != owners[:-1]))
+            passed[left[first]] = True
+            theirs = times[left[first]][np.cumsum(first) - 1]
+            left = left[np.abs(times[left] - theirs) >= self.within]
+        return passed
+
+    def _keep(self, batch: Batch, places: Rows, times: Times, known: Mask, newest: Times) -> None:
+        """Keeps the times of what passed: of each id the newest, and all others."""
+        latest = np.where(known, newest, NULL_TIME)
+        np.maximum.at(latest, places, times)
+        risen = latest != np.where(known, newest, NULL_TIME)
+        self.newest.write(batch, timestamps(latest), where=risen)
+        others = times != latest[places]
+        replaced = np.flatnonzero(risen & known)
+        if others.any() or len(replaced):
+            where = np.concatenate([places[others], replaced])
+            when = np.concatenate([times[others], newest[replaced]])
+            self.older.write(batch, where, timestamps(when), np.ones(len(where), np.bool_))
