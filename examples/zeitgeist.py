@@ -1,4 +1,6 @@
-"""Which searches spike, and which dip? After section 2 of the MillWheel paper: python examples/zeitgeist.py"""
+"""Which searches spike, and which dip? After section 2 of the MillWheel paper: python examples/zeitgeist.py
+
+A dip is what does not come: it takes a low watermark to tell what is missing from what is only late."""
 
 from datetime import timedelta
 
@@ -9,22 +11,21 @@ SEARCHES, SECOND = "query string, ts timestamp", timedelta(seconds=1)
 
 
 class WindowCounter(ms.Computation):
-    """How often a query was searched in each second; also in those without a search, or no dip would ever show."""
+    """How often a query was searched in each second, also in those without a search."""
 
-    counts = ms.Value("map<timestamp, long>", default={})  # by the end of the second
-    complete = ms.Timer(ms.EVENT_TIME)  # fires when the low watermark has come so far: what is not here, is missing
+    counts = ms.Map("timestamp", "long", default=0)  # by the end of the second
+    complete = ms.Timer(ms.EVENT_TIME)
     output = "query string, second timestamp, searches long"
 
     def on_record(self, search, at):
-        end, counts = at.time.replace(microsecond=0) + SECOND, dict(self.counts.get())
-        self.counts.set({**counts, end: counts.get(end, 0) + 1})
+        end = at.time.replace(microsecond=0) + SECOND
+        self.counts.set(end, self.counts.get(end) + 1)
         self.complete.set(min(end, self.complete.get() or end))
 
     @complete.fires
     def report(self, at):
-        counts = dict(self.counts.get())
-        yield at.key, at.time, counts.pop(at.time, 0)
-        self.counts.set(counts)
+        yield at.key, at.time, self.counts.get(at.time)
+        self.counts.delete(at.time)
         self.complete.set(at.time + SECOND)
 
 
@@ -43,21 +44,20 @@ class ModelCalculator(ms.Computation):
 class Detector(ms.Computation):
     """Compares the searches of a second with those expected, and reports three odd seconds in a row."""
 
-    expected = ms.Value("map<timestamp, double>", default={})
+    expected = ms.Map("timestamp", "double")
     odd = ms.Value("long", default=0)  # seconds in a row with too many searches or, below zero, with too few
     outputs = dict.fromkeys(("spikes", "dips"), "query string, second timestamp, searches long, expected double")
 
     def on_record(self, row, at):
-        expected = dict(self.expected.get())
         if at.input == "model":
-            expected[row.second] = row.expected
-        else:
-            due = expected.pop(row.second, row.searches)  # without a model, nothing is odd
+            self.expected.set(row.second, row.expected)
+        elif self.expected.exists(row.second):
+            due = self.expected.get(row.second)
             way = (row.searches > 2 * due) - (row.searches < due / 2)
             self.odd.set(self.odd.get() + way if self.odd.get() * way > 0 else way)
             if abs(self.odd.get()) == 3:
                 yield ms.to("spikes" if way > 0 else "dips", at.key, row.second, row.searches, round(due, 1))
-        self.expected.set(expected)
+            self.expected.delete(row.second)
 
 
 def build(searches, folder):

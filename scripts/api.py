@@ -18,6 +18,7 @@ import textwrap
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
+from importlib import import_module
 from itertools import pairwise
 from pathlib import Path
 from types import ModuleType
@@ -32,8 +33,9 @@ WIDTH = 100
 SECTIONS = {
     "Queries and streams": ["control.start", "model.query"],
     "Computations": ["model.computation", "model.batch"],
-    "State": ["model.state"],
-    "Timers": ["model.timers"],
+    "State": ["model.state", "model.maps", "model.bags"],
+    "Timers": ["model.timers", "model.times"],
+    "The library of steps": ["library.windows", "library.windowed", "library.aggregates"],
     "Sinks": ["model.sinks"],
     "Running queries": ["spark.session", "control.running"],
     "Errors": ["errors"],
@@ -42,8 +44,11 @@ SECTIONS = {
 
 LAST = ["Running queries", "Errors"]
 
-MADE = {"At", "Batch", "InputBatch", "KeyedStream", "RunningQuery", "Status", "Stream", "TimerBatch"}
+MADE = {"At", "Batch", "InputBatch", "KeyedStream", "RunningQuery", "Status", "Stream", "TimerBatch", "WindowedStream"}
 """Classes that users are given and never make, so that their constructors are nobody's business."""
+
+GIVEN = [("library.windowed", "WindowedStream")]
+"""Classes without a public name that methods of public ones return."""
 
 INTERNAL = {
     *("arrow_type", "encode", "fresh_default", "numpy_type", "payload_text", "stored_text", "type_text"),
@@ -203,6 +208,8 @@ def page() -> str:
     grouped: dict[str, list[Entry]] = {title: [] for title in SECTIONS if title not in LAST}
     titles = {f"millstream.{module}": title for title, modules in SECTIONS.items() for module in modules}
     found = entries(millstream)
+    for home, name in GIVEN:
+        found.append(_entry(name, getattr(import_module(f"millstream.{home}"), name), f"millstream.{home}", set()))
     order = [f"millstream.{module}" for modules in SECTIONS.values() for module in modules]
     found.sort(key=lambda entry: order.index(entry.module) if entry.module in order else len(order))
     for entry in found:
