@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable
+from datetime import timedelta
 from typing import Any
 
 import numpy as np
@@ -142,17 +143,32 @@ def test_state_is_inherited_and_overridden_as_python_users_expect() -> None:
 
 
 def test_a_state_or_timer_cannot_take_a_name_that_computations_use_themselves() -> None:
-    class Shut(Base):
-        close = ms.Timer(ms.WALL_TIME)  # type: ignore[assignment]
-
-        @close.fires
-        def report(self, at: ms.At) -> None: ...
-
     class Said(Base):
         output = ms.Value("long")  # type: ignore[assignment]
 
-    refused("Shut.close is a timer, but 'close' means something else", Shut)
     refused("Said.output is a state, but 'output' means something else", Said)
+
+
+def test_a_state_or_timer_may_be_called_setup_or_close() -> None:
+    class Shut(ms.Computation):
+        setup = ms.Value("long", default=0)  # type: ignore[assignment]
+        close = ms.Timer(ms.WALL_TIME)  # type: ignore[assignment]
+        output = "key string, n long"
+
+        def on_record(self, row: Any, at: ms.At) -> None:
+            self.setup.set(self.setup.get() + 1)
+            self.close.set(timedelta(seconds=1))
+
+        @close.fires
+        def report(self, at: ms.At) -> Any:
+            yield at.key, self.setup.get()
+
+    query = ms.Query("shut")
+    query.source("s", frame=None).key_by("key").compute("step", Shut).sink("out", ms.Memory())
+    sim = Simulated(query, {"s": "key string"})
+    sim.feed(s=[("a",), ("a",)])
+    sim.advance_clock("1 minute")
+    assert sim.outputs("out") == [("a", 2)]
 
 
 def test_setup_and_close_surround_every_attempt_also_a_failed_one() -> None:

@@ -161,7 +161,7 @@ def _declared(given: type | Computation, wanted: type[Declared], what: str, exam
     for base in reversed(kind.__mro__):
         for name, member in vars(base).items():
             if isinstance(member, wanted):
-                if name in vars(Computation):
+                if name in vars(Computation) and name not in ("setup", "close"):
                     raise UserError(
                         f"{kind.__name__}.{name} is a {what}, but {name!r} means something else to every computation: "
                         "choose another name"
