@@ -1,9 +1,10 @@
 """Running a query without Spark, for tests: the same model, protocol, store and engine code, in one process.
 
-Not simulated: Spark's scheduling, its retries and its sources; several processes; real time.
+What is not simulated is listed in docs/testing.md.
 """
 
+from millstream.testing.crashes import CRASH
 from millstream.testing.faults import Crash, FaultyStore
 from millstream.testing.simulated import Simulated
 
-__all__ = ["Crash", "FaultyStore", "Simulated"]
+__all__ = ["CRASH", "Crash", "FaultyStore", "Simulated"]

@@ -6,6 +6,8 @@ Rules
 - An epoch is a list of records per source and per map task, given by the test. Feeding the same epoch again is a
   replay, as Spark does after a crash.
 - Time stands still unless the test moves it: `advance_clock`, `advance_watermark`.
+- A process that dies (`CRASH`, see `crashes`) is followed by a new driver on the same store. What was delivered and the
+  clock are the world outside, and survive.
 """
 
 from __future__ import annotations
@@ -28,7 +30,7 @@ from millstream.engine.state import read_state
 from millstream.errors import UserError
 from millstream.model.arrays import array_from
 from millstream.model.computation import Computation
-from millstream.model.graph import resolve
+from millstream.model.graph import Graph, resolve
 from millstream.model.query import Query, SinkNode
 from millstream.model.times import micros, micros_of, moment
 from millstream.model.transform import Transform
@@ -42,8 +44,7 @@ from millstream.store.merge import merge
 from millstream.store.names import Maker
 from millstream.store.objects import ObjectStore, open_store
 from millstream.store.segments import SegmentCache
-
-Records = Mapping[str, Sequence[Any]]
+from millstream.testing.crashes import Crashes, CrashMarker, MarkerReached, Records, without_markers
 
 
 class LocalSpec(Spec):
@@ -59,10 +60,17 @@ class LocalSpec(Spec):
 class InProcess:
     """Runs every part of an epoch here and now."""
 
-    def __init__(self, spec: Spec, store: ObjectStore, map_tasks: int) -> None:
-        self.spec, self.store, self.map_tasks = spec, store, map_tasks
+    def __init__(self, spec: Spec, store: ObjectStore, map_tasks: int, crashes: Crashes | None = None) -> None:
+        self.spec, self.store, self.map_tasks, self.crashes = spec, store, map_tasks, crashes or Crashes()
 
     def execute(self, task: EpochTask, slots: Sequence[SlotTask], records: Any) -> tuple[list[Report], int]:
+        before = self.crashes.next_stop()
+        if before is not None:
+            self._run(task, slots, before)
+            raise MarkerReached("CRASH")
+        return self._run(task, slots, records)
+
+    def _run(self, task: EpochTask, slots: Sequence[SlotTask], records: Records) -> tuple[list[Report], int]:
         producers = []
         for source in self.spec.graph.sources:
             rows = records.get(source.name, [])
@@ -121,29 +129,64 @@ class Simulated:
         **options: Any,
     ) -> None:
         self.now = now
-        self._stated: dict[str, int] = {}
         self.query, self.store = query, store if store is not None else open_store("memory://")
-        graph = resolve(query, {name: parse_schema(ddl) for name, ddl in schemas.items()})
-        spec = LocalSpec(graph, "", self.store.uri, {}, {})
-        self.graph = graph
-        self.delivered: dict[str, dict[int, list[tuple[Any, ...]]]] = {sink.name: {} for sink in graph.sinks}
+        self.map_tasks = map_tasks
+        self._schemas = {name: parse_schema(ddl) for name, ddl in schemas.items()}
+        self._stated: dict[str, int] = {}
+        self._crashes = Crashes()
+        self._observe, self._background, self._options = observe, background, Options(**options)
+        self.graph = self._resolved(query)
+        self.delivered: dict[str, dict[int, list[tuple[Any, ...]]]] = {sink.name: {} for sink in self.graph.sinks}
         self.deliveries: list[tuple[str, int]] = []
-        executor = InProcess(spec, self.store, map_tasks)
-        self.driver = Driver(
-            graph,
+        self.driver = self._new_driver()
+
+    def _resolved(self, query: Query) -> Graph:
+        missing = [name for name in query.sources if name not in self._schemas]
+        if missing:
+            raise UserError(f"give the schema of source {missing[0]!r}, such as {{{missing[0]!r}: 'word string'}}")
+        return resolve(query, self._schemas)
+
+    def _new_driver(self) -> Driver:
+        """A driver that has claimed the store."""
+        spec = LocalSpec(self.graph, "", self.store.uri, {}, {})
+        driver = Driver(
+            self.graph,
             Journal.open(self.store),
             {},
-            executor,
+            InProcess(spec, self.store, self.map_tasks, self._crashes),
             self,
-            Options(**options),
-            observe,
-            background,
+            self._options,
+            self._announced,
+            self._background,
             lambda: micros(self.now) // 1000,
         )
-        stated = self.driver.stated
-        self.driver.stated = lambda: {**stated(), **self._stated}  # type: ignore[method-assign]
-        self.driver.check_graph()
-        self.driver.claim()
+        stated = driver.stated
+        driver.stated = lambda: {**stated(), **self._stated}  # type: ignore[method-assign]
+        driver.check_graph()
+        driver.claim()
+        return driver
+
+    def _announced(self, moment: str, epoch: int) -> None:
+        if self._observe is not None:
+            self._observe(moment, epoch)
+        self._crashes.reach(moment)
+
+    def restart(self, query: Query | None = None, *, map_tasks: int | None = None) -> None:
+        """Ends the driver and starts another one on the same store, as a new process would.
+
+        A query that is given takes the place of the old one: the same graph, perhaps with other code.
+        """
+        before = (self.query, self.graph, self.map_tasks)
+        try:
+            if query is not None:
+                self.query, self.graph = query, self._resolved(query)
+            self.map_tasks = map_tasks or self.map_tasks
+            driver = self._new_driver()
+        except BaseException:
+            self.query, self.graph, self.map_tasks = before
+            raise
+        self.driver.close()
+        self.driver = driver
 
     def deliver(self, sink: SinkNode, schema: pa.Schema, outputs: Sequence[Output], epoch: int) -> None:
         table = read_productions(self.store, schema, outputs)
@@ -158,24 +201,49 @@ class Simulated:
         return self.driver.journal.history.epoch
 
     def feed(self, epoch: int | None = None, **records: Sequence[Any]) -> None:
-        """Runs an epoch with these records per source; an epoch that is committed already is a replay."""
+        """Runs an epoch with these records per source; an epoch that is committed already is a replay.
+
+        `CRASH` and `CRASH.at(moment)` among the records let the process die there; the epoch is then offered again
+        to a new driver, until it is through.
+        """
+        self._offer(epoch, records, None)
+
+    def _offer(self, epoch: int | None, given: Records, crash: CrashMarker | None) -> None:
+        """Offers an epoch as Spark does: again and again, until a driver has finished it."""
         number = Epoch(self.epoch + 1 if epoch is None else epoch)
+        names = [source.name for source in self.graph.sources]
+        unknown = [name for name in given if name not in names]
+        if unknown:
+            raise UserError(f"no source {unknown[0]!r}; the query has {', '.join(names)}")
+        records, wanted = without_markers(given, names, crash)
+        self._crashes.stops, self._crashes.moments = wanted.stops, wanted.moments
         offsets = digest_of(repr(sorted(records.items())).encode())
-        self.driver.run_epoch(number, "simulated", offsets, records)
+        while True:
+            try:
+                self.driver.run_epoch(number, "simulated", offsets, records)
+                break
+            except MarkerReached:
+                self.restart()
+        left = self._crashes.left()
+        if left:
+            self._crashes.stops, self._crashes.moments = [], []
+            raise UserError(f"epoch {number} is finished, and did not reach {', '.join(map(repr, left))}")
 
-    def advance_clock(self, by: str | timedelta) -> None:
-        """Moves the driver's clock, and runs an epoch without records."""
+    def advance_clock(self, by: str | timedelta, *, crash: CrashMarker | None = None) -> None:
+        """Moves the driver's clock, and runs an epoch without records, with a crash in it if one is given."""
         self.now += timedelta(microseconds=micros_of(by, "by"))
-        self.feed()
+        self._offer(None, {}, crash)
 
-    def advance_watermark(self, to: datetime, source: str | None = None) -> None:
+    def advance_watermark(self, to: datetime, source: str | None = None, *, crash: CrashMarker | None = None) -> None:
         """States the watermark of a source (the only one with event time, unless named), and runs an epoch."""
         timed = [each.name for each in self.graph.sources if each.time is not None]
         if source is None and len(timed) != 1:
             raise UserError(f"say which source: {', '.join(timed) or 'none has event time'}")
+        if source is not None and source not in timed:
+            raise UserError(f"source {source!r} has no event time; those that have: {', '.join(timed) or 'none'}")
         self._stated = {source or timed[0]: micros(to)}
         try:
-            self.feed()
+            self._offer(None, {}, crash)
         finally:
             self._stated = {}
 
