@@ -25,6 +25,7 @@ from millstream import Query
 from millstream.control.cli import main
 from millstream.protocol.epochs import TRANSITIONS
 from millstream.spark.session import SETTINGS
+from millstream.testing import run_transcript
 from pages import ROOT, blocks_of
 
 DOCS = sorted((ROOT / "docs").glob("*.md"))
@@ -92,10 +93,13 @@ def test_the_vectorised_word_count_of_the_readme_counts() -> None:
     assert dict(sim.state("count")) == {"a": 2, "b": 2, "c": 1}
 
 
-def test_the_code_of_the_guide_that_needs_no_spark_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("page", ["guide.md", "testing.md"])
+def test_the_code_of_a_page_that_needs_no_spark_runs(
+    page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     namespace: dict[str, Any] = {"__name__": "__main__"}
-    for block in blocks_of(ROOT / "docs" / "guide.md"):
+    for block in blocks_of(ROOT / "docs" / page):
         if not block.needs_spark:
             block.run(namespace)
 
@@ -106,6 +110,16 @@ def test_the_code_of_the_library_runs() -> None:
     assert blocks
     for block in blocks:
         block.run(namespace)
+
+
+def test_the_transcript_of_the_page_on_testing_is_true(tmp_path: Path) -> None:
+    page = ROOT / "docs" / "testing.md"
+    namespace: dict[str, Any] = {"__name__": "__main__"}
+    blocks_of(page)[0].run(namespace)
+    found = re.search(r"^```\n(# A visit.*?)^```$", page.read_text(), re.MULTILINE | re.DOTALL)
+    assert found is not None
+    (tmp_path / "shown.txt").write_text(found[1])
+    run_transcript(namespace["build"](), tmp_path / "shown.txt")
 
 
 @pytest.mark.spark

@@ -6,5 +6,6 @@ What is not simulated is listed in docs/testing.md.
 from millstream.testing.crashes import CRASH
 from millstream.testing.faults import Crash, FaultyStore
 from millstream.testing.simulated import Simulated
+from millstream.testing.transcript import TranscriptMismatch, run_transcript
 
-__all__ = ["CRASH", "Crash", "FaultyStore", "Simulated"]
+__all__ = ["CRASH", "Crash", "FaultyStore", "Simulated", "TranscriptMismatch", "run_transcript"]

@@ -206,10 +206,10 @@ class Simulated:
         `CRASH` and `CRASH.at(moment)` among the records let the process die there; the epoch is then offered again
         to a new driver, until it is through.
         """
-        self._offer(epoch, records, None)
+        self.offer(records, epoch)
 
-    def _offer(self, epoch: int | None, given: Records, crash: CrashMarker | None) -> None:
-        """Offers an epoch as Spark does: again and again, until a driver has finished it."""
+    def offer(self, given: Records, epoch: int | None = None, crash: CrashMarker | None = None) -> None:
+        """As `feed`, with the records in one dict: offers the epoch as Spark does, until a driver has finished it."""
         number = Epoch(self.epoch + 1 if epoch is None else epoch)
         names = [source.name for source in self.graph.sources]
         unknown = [name for name in given if name not in names]
@@ -232,7 +232,7 @@ class Simulated:
     def advance_clock(self, by: str | timedelta, *, crash: CrashMarker | None = None) -> None:
         """Moves the driver's clock, and runs an epoch without records, with a crash in it if one is given."""
         self.now += timedelta(microseconds=micros_of(by, "by"))
-        self._offer(None, {}, crash)
+        self.offer({}, crash=crash)
 
     def advance_watermark(self, to: datetime, source: str | None = None, *, crash: CrashMarker | None = None) -> None:
         """States the watermark of a source (the only one with event time, unless named), and runs an epoch."""
@@ -243,7 +243,7 @@ class Simulated:
             raise UserError(f"source {source!r} has no event time; those that have: {', '.join(timed) or 'none'}")
         self._stated = {source or timed[0]: micros(to)}
         try:
-            self._offer(None, {}, crash)
+            self.offer({}, crash=crash)
         finally:
             self._stated = {}
 
