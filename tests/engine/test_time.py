@@ -171,6 +171,39 @@ def test_timed_and_untimed_streams_may_be_united() -> None:
     assert sim.late("first") == 0
 
 
+def test_a_production_that_has_no_time_has_none_for_the_next_step_either() -> None:
+    """Before there is a watermark it could be raised to; it is not late all the same."""
+
+    class Columns(ms.Computation):
+        output = "k long, none boolean"
+
+        def on_batch(self, batch: ms.Batch) -> Iterable[Any]:
+            yield batch.output(batch.keys, np.isnat(batch.times[batch.starts]))
+
+    class Soon(ms.Computation):
+        ring = ms.Timer(ms.EVENT_TIME)
+
+        def on_record(self, row: Any, at: ms.At) -> None:
+            assert at.time is None
+            self.ring.set(timedelta(seconds=1))
+
+        @ring.fires
+        def rings(self, at: ms.At) -> None: ...
+
+    query = ms.Query("timeless")
+    a, b = query.source("a", None, event_time="ts"), query.source("b", None)
+    first = a.union(b).key_by("k").compute("first", Seen)
+    first.key_by("k").compute("second", Columns).sink("out", ms.Memory())
+    sim = Simulated(query, {"a": EVENTS, "b": EVENTS})
+    sim.feed(b=events((1, 7)))
+    assert sim.outputs("out") == [(1, True)]
+    assert sim.late("second") == 0
+    first.key_by("k").compute("soon", Soon)
+    sim = Simulated(query, {"a": EVENTS, "b": EVENTS})
+    with pytest.raises(UserError, match="timer 'ring': the record has no event time to count from"):
+        sim.feed(b=events((1, 7)))
+
+
 def test_productions_of_on_batch_have_the_newest_time_of_their_key_where_there_is_one_for_each() -> None:
     query = ms.Query("own")
     source = query.source("events", None, event_time="ts")

@@ -317,9 +317,20 @@ class _Timed:
         return _Timed(self.keyed.filter(pc.invert(mask)), self.times[~bad]), [dropped]
 
 
+_EARLIEST = NO_TIME + 1
+"""The event time of a production that has none while there is no watermark: not late, as "no time" would be."""
+
+
 def _raised(times: Times, cut: int) -> Times:
     """Event times of productions: not below the watermark, and never "no time"."""
-    return np.maximum(times, max(cut, NO_TIME + 1))
+    return np.maximum(times, max(cut, _EARLIEST))
+
+
+def _shown(times: Times | None) -> Times | None:
+    """Event times as computations see them."""
+    if times is None or times.min(initial=0) > _EARLIEST:
+        return times
+    return np.where(times == _EARLIEST, NULL_TIME, times)
 
 
 def without_times(records: pa.RecordBatch) -> pa.RecordBatch:
@@ -349,10 +360,10 @@ def _by_key(step: Step, inputs: Mapping[str, list[_Timed]], due: Mapping[str, Du
     for name, found in keyed.items():
         records, end = found.keyed.remove_column(0), begin + found.keyed.num_rows
         if len(keyed) == 1 and not due:
-            parts[name] = InputBatch(records, order, starts, found.times)
+            parts[name] = InputBatch(records, order, starts, _shown(found.times))
         else:
             mine = (order >= begin) & (order < end)
-            parts[name] = InputBatch(records, order[mine] - begin, _count_before(mine, starts), found.times)
+            parts[name] = InputBatch(records, order[mine] - begin, _count_before(mine, starts), _shown(found.times))
         begin = end
     count = begin
     timers: dict[str, Due] = {}

@@ -1,0 +1,154 @@
+"""Random queries, records, late data, crashes and restarts, against a sequential oracle (G1, G2, G6, G7).
+
+`MILLSTREAM_SEED` is the first seed, `MILLSTREAM_QUERIES` how many queries are tried. A failure names its seed.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+from collections import Counter
+from datetime import timedelta
+from typing import Any
+
+from millstream.engine.driver import MOMENTS
+from millstream.testing import CRASH, Simulated
+from random_queries import (
+    DAY,
+    FAR,
+    ROW,
+    Oracle,
+    Shape,
+    Weather,
+    build,
+    compare,
+    micros,
+    shape_from,
+    sink_name,
+    states_of,
+)
+
+QUERIES = int(os.environ.get("MILLSTREAM_QUERIES", "200"))
+
+
+class Life:
+    """One random query, from its first epoch to its last."""
+
+    def __init__(self, seed: int) -> None:
+        self.rng = rng = random.Random(seed)
+        self.shape = shape_from(rng)
+        self.sim = Simulated(
+            build(self.shape),
+            {source.name: ROW for source in self.shape.sources},
+            map_tasks=rng.randint(1, 4),
+            now=DAY,
+            slots=rng.randint(1, 3),
+            retain=rng.randint(1, 3),
+            compaction_budget=1 << 20,
+        )
+        self.oracle, self.weather = Oracle(self.shape, DAY), Weather(rng)
+        self.seen: Counter[str] = Counter()
+
+    def run(self, epochs: int) -> None:
+        timed = [source.name for source in self.shape.sources if source.timed]
+        for _ in range(epochs):
+            chance = self.rng.random()
+            if chance < 0.1:
+                self.sim.restart(map_tasks=self.rng.randint(1, 4))
+                self.oracle.restarted(self.sim.now)
+            if chance < 0.75:
+                self.sim.now += timedelta(seconds=self.rng.choice((0, 0, 1, 30)))
+                self.feed()
+            elif chance < 0.9 or not timed:
+                self.clock(self.rng.choice((1, 16, 45, 70)))
+            else:
+                self.watermark(self.rng.choice(timed), self.weather.moment(self.rng.randrange(-20, 20)))
+        for source in timed:
+            self.watermark(source, FAR + timedelta(days=1))
+        self.clock(100)
+        for step in self.shape.steps:
+            for name in states_of(step):
+                found = {row[0] if len(row) == 2 else row[:-1]: row[-1] for row in self.sim.state(step.name, name)}
+                assert found == self.oracle.steps[step.name].state(name), f"{step.name}.{name}"
+        self.seen.update(step.kind for step in self.shape.steps)
+        self.seen.update(f"late={step.late}" for step in self.shape.steps)
+        self.seen[f"depth {self.sim.graph.depth}"] += 1
+
+    def feed(self) -> None:
+        records: dict[str, list[Any]] = dict(self.weather.records(self.shape, 9))
+        given = {name: list(rows) for name, rows in records.items()}
+        crash = self.crash() if given else None
+        if crash is not None:
+            rows = self.rng.choice(list(given.values()))
+            rows.insert(self.rng.randint(0, len(rows)), crash)
+        self.compare(records, crash, None, lambda: self.sim.feed(**given))
+
+    def clock(self, seconds: int) -> None:
+        crash = self.crash()
+        later = f"{seconds} seconds"
+        self.compare({}, crash, None, lambda: self.sim.advance_clock(later, crash=crash), timedelta(seconds=seconds))
+
+    def watermark(self, source: str, to: Any) -> None:
+        crash = self.crash()
+        self.compare({}, crash, {source: micros(to)}, lambda: self.sim.advance_watermark(to, source, crash=crash))
+
+    def crash(self) -> Any:
+        if self.rng.random() < 0.65:
+            return None
+        return self.rng.choice((CRASH, CRASH, *map(CRASH.at, MOMENTS)))
+
+    def compare(self, records: Any, crash: Any, stated: Any, run: Any, later: timedelta = timedelta(0)) -> None:
+        """Runs an epoch here and there, and compares what it led to."""
+        run()
+        now = self.sim.now
+        committed = crash is not None and crash.moment in ("committed", "delivering", "delivered")
+        if crash is not None and not committed:
+            self.oracle.restarted(now)
+        expected = self.oracle.feed(records, now, stated)
+        if committed:
+            self.oracle.restarted(now)
+        for stream, rows in expected.items():
+            compare(self.shape, stream, self.sim.delivered[sink_name(stream)].get(self.sim.epoch, []), rows)
+            self.seen["rows"] += len(rows)
+            self.seen["late rows"] += len(rows) if stream.endswith(".late") else 0
+        for step in self.shape.steps:
+            assert self.sim.late(step.name) == self.oracle.late[step.name], f"late at {step.name}"
+            assert self.sim.watermark(step.name) == self.oracle.watermark(step.name), f"watermark of {step.name}"
+        for source in self.shape.sources:
+            if source.timed:
+                assert self.sim.watermark(source.name) == self.oracle.watermark(source.name), source.name
+        self.seen[repr(crash)] += 1
+
+
+def test_any_query_with_any_records_and_crashes_is_that_of_a_sequential_run(seed: int) -> None:
+    seen: Counter[str] = Counter()
+    for number in range(seed, seed + QUERIES):
+        life: Life | None = None
+        try:
+            life = Life(number)
+            life.run(6)
+        except BaseException as error:
+            error.add_note(f"MILLSTREAM_SEED={number} MILLSTREAM_QUERIES=1 makes this query again")
+            if life is not None:
+                error.add_note(f"epoch {life.sim.epoch}, {life.shape.nodes}\n{life.sim.query.explain()}")
+            raise
+        seen += life.seen
+    if QUERIES >= 100:
+        wanted = [
+            "running",
+            "sum",
+            "windows",
+            "session",
+            "quiet",
+            "alarm",
+            "depth 3",
+            "late=output",
+            "late rows",
+            "CRASH",
+        ]
+        assert [name for name in (*wanted, *(repr(CRASH.at(m)) for m in MOMENTS)) if seen[name] < 5] == []
+
+
+def test_a_seed_gives_one_query() -> None:
+    shapes: list[Shape] = [shape_from(random.Random(17)) for _ in range(2)]
+    assert shapes[0] == shapes[1]

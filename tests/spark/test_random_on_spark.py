@@ -1,0 +1,92 @@
+"""Random queries on real Spark: the same as simulated, and as the sequential oracle says, across a restart.
+
+`MILLSTREAM_SEED` is the first seed, `MILLSTREAM_SPARK_QUERIES` how many queries are tried.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+from feeds import Feed
+from pyspark.sql import SparkSession
+
+import millstream as ms
+from millstream.testing import Simulated
+from random_queries import (
+    DAY,
+    ROW,
+    Oracle,
+    Row,
+    Shape,
+    Weather,
+    build,
+    compare,
+    shape_from,
+    sink_name,
+    states_of,
+)
+
+pytestmark = pytest.mark.spark
+
+QUERIES = int(os.environ.get("MILLSTREAM_SPARK_QUERIES", "3"))
+EPOCHS, PER_START = 4, 2
+
+
+def large_enough(shape: Shape) -> bool:
+    """Whether a query is worth its time: it has two steps or more, event time, and something to do with it."""
+    return len(shape.steps) > 1 and any(step.kind in ("windows", "session", "alarm") for step in shape.steps)
+
+
+@pytest.mark.parametrize("number", range(QUERIES))
+def test_a_random_query_on_spark_is_that_of_the_simulator_and_of_a_sequential_run(
+    number: int, spark: SparkSession, tmp_path: Path, seed: int
+) -> None:
+    rng = random.Random(seed + number)
+    shape = shape_from(rng, on_spark=True)
+    while not large_enough(shape):
+        shape = shape_from(rng, on_spark=True)
+    print(f"MILLSTREAM_SEED={seed + number} MILLSTREAM_SPARK_QUERIES=1 makes this query again: {shape.nodes}")
+    sinks = {sink_name(stream): ms.Memory() for stream in shape.sunk}
+    feeds = {source.name: Feed(tmp_path / source.name, ROW) for source in shape.sources}
+    sim = Simulated(build(shape), dict.fromkeys(feeds, ROW), now=DAY, slots=2)
+    oracle, weather = Oracle(shape, DAY), Weather(rng)
+    expected: dict[str, list[Row]] = {stream: [] for stream in shape.sunk}
+    for epoch in range(EPOCHS):
+        records = weather.records(shape, 25)
+        for name, feed in feeds.items():
+            feed.add(records.get(name, []))
+        sim.feed(**records)
+        for stream, rows in oracle.feed(records, DAY).items():
+            expected[stream] += rows
+        if epoch % PER_START != PER_START - 1:
+            continue
+        query = build(shape, {name: feed.stream(spark) for name, feed in feeds.items()}, sinks)
+        running = query.start(spark, store=str(tmp_path / "store"), slots=3, trigger={"availableNow": True})
+        running.await_termination()
+        status = running.status()
+        for step in shape.steps:
+            assert status.late.get(step.name, 0) == sim.late(step.name) == oracle.late[step.name], step.name
+        for name in (*feeds, *query.steps):
+            assert status.watermarks.get(name) == sim.watermark(name) == oracle.watermark(name), name
+    for stream, rows in expected.items():
+        on_spark = [tuple(row.values()) for row in sinks[sink_name(stream)].rows()]
+        compare(shape, stream, on_spark, rows)
+        compare(shape, stream, sim.outputs(sink_name(stream)), rows)
+    for step in shape.steps:
+        for name in states_of(step):
+            wanted = oracle.steps[step.name].state(name)
+            assert by_key(sim.state(step.name, name)) == wanted, f"{step.name}.{name}"
+            collected = [tuple(row) for row in running.state(step.name, state=name).collect()]
+            if step.kind == "windows":
+                collected = [(*row[:-1], pickle.loads(row[-1])) for row in collected]
+            assert by_key(collected) == wanted, f"{step.name}.{name}"
+    assert sum(map(len, expected.values())) > 0
+
+
+def by_key(rows: list[tuple[Any, ...]]) -> dict[Any, Any]:
+    return {row[0] if len(row) == 2 else row[:-1]: row[-1] for row in rows}
