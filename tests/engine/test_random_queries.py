@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import random
 from collections import Counter
+from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
@@ -85,8 +86,7 @@ class Life:
 
     def clock(self, seconds: int) -> None:
         crash = self.crash()
-        later = f"{seconds} seconds"
-        self.compare({}, crash, None, lambda: self.sim.advance_clock(later, crash=crash), timedelta(seconds=seconds))
+        self.compare({}, crash, None, lambda: self.sim.advance_clock(timedelta(seconds=seconds), crash=crash))
 
     def watermark(self, source: str, to: Any) -> None:
         crash = self.crash()
@@ -97,7 +97,7 @@ class Life:
             return None
         return self.rng.choice((CRASH, CRASH, *map(CRASH.at, MOMENTS)))
 
-    def compare(self, records: Any, crash: Any, stated: Any, run: Any, later: timedelta = timedelta(0)) -> None:
+    def compare(self, records: Any, crash: Any, stated: Any, run: Callable[[], None]) -> None:
         """Runs an epoch here and there, and compares what it led to."""
         run()
         now = self.sim.now

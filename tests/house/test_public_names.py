@@ -5,7 +5,9 @@ from __future__ import annotations
 import pytest
 
 import millstream
+import millstream.testing
 
+TESTING = ["CRASH", "Crash", "FaultyStore", "Simulated", "TranscriptMismatch", "run_transcript"]
 PUBLIC = [
     "EVENT_TIME",
     "WALL_TIME",
@@ -55,6 +57,7 @@ PUBLIC = [
 
 def test_the_public_names_are_these_and_no_others() -> None:
     assert millstream.__all__ == PUBLIC
+    assert millstream.testing.__all__ == TESTING
 
 
 @pytest.mark.parametrize("name", PUBLIC)
