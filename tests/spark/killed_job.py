@@ -7,7 +7,9 @@ MODE says what the computation does, once, at its worst moment:
                      and its JVM stop until somebody lets them go on (SIGSTOP)
     worker           the Python worker kills itself after the first step has written its segments
     executor         the executor kills itself in the middle of an epoch
-    levels           as mixed, one level down: what is made again is the output of a step that is not deterministic
+    levels           as mixed, one level down: what is made again is the output of a step that is not deterministic; a
+                     third level has timers and two outputs
+    strong           as levels, with strong productions
     mixed            slot 1's executor kills itself after slot 0 has consumed its route output, which is made from a
                      source that differs when it is read again
     endless          nothing; the query runs until it is stopped
@@ -23,8 +25,9 @@ import signal
 import sys
 import time
 import uuid
+from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from pyspark import TaskContext
 from pyspark.sql import SparkSession
@@ -64,20 +67,26 @@ class Noise(ms.Computation):
 
     output = "key long, noise string"
 
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
     def on_batch(self, batch: ms.Batch) -> Any:
+        with (self.folder / "noise-calls").open("a") as calls:
+            calls.write(f"{batch.epoch} {TaskContext.get().partitionId()}\n")  # type: ignore[union-attr]
         keys = batch.column("key")
         yield batch.output(keys, [uuid.uuid4().hex for _ in range(len(keys))])
 
 
 class Trap(ms.Computation):
-    """Runs after `Count` in the same task, or in mode `levels` a level below `Noise`."""
+    """Runs after `Count` in the same task, or in mode `levels` a level below `Noise`. Passes records on."""
 
     total = ms.Value("long", default=0)
+    output = "key long"
 
     def __init__(self, folder: Path, mode: str) -> None:
         self.folder, self.mode = folder, mode
 
-    def on_batch(self, batch: ms.Batch) -> None:
+    def on_batch(self, batch: ms.Batch) -> Any:
         slot = TaskContext.get().partitionId()  # type: ignore[union-attr]
         if batch.epoch == 2 and self.mode == "worker" and only_once(self.folder, "worker-killed"):
             os.kill(os.getpid(), signal.SIGKILL)
@@ -85,7 +94,7 @@ class Trap(ms.Computation):
             self.kill_executor()
         if (
             batch.epoch == 2
-            and self.mode in ("mixed", "levels")
+            and self.mode in ("mixed", "levels", "strong")
             and slot == 1
             and not (self.folder / "mixed-killed").exists()
         ):
@@ -98,11 +107,34 @@ class Trap(ms.Computation):
         self.total.write(batch, self.total.read(batch) + batch.count())
         if batch.epoch == 2 and slot == 0:
             (self.folder / "slot-0-done").touch()
+        yield batch.output(batch.column("key"))
 
     def kill_executor(self) -> None:
         executor = parent_of(parent_of(os.getpid()))
         os.kill(executor, signal.SIGKILL)
         time.sleep(60)
+
+
+class Bells(ms.Computation):
+    """Counts records when a timer fires, once for each key and epoch, and sends the even totals elsewhere too."""
+
+    waiting = ms.Value("long", default=0)
+    total = ms.Value("long", default=0)
+    bell = ms.Timer(ms.WALL_TIME)
+    output = "key long, total long"
+    outputs: ClassVar = {"even": "key long, total long"}
+
+    def on_record(self, row: Any, at: ms.At) -> None:
+        self.waiting.set(self.waiting.get() + 1)
+        self.bell.set(timedelta(0))
+
+    @bell.fires
+    def ring(self, at: ms.At) -> Any:
+        self.total.set(self.total.get() + self.waiting.get())
+        self.waiting.delete()
+        yield at.key, self.total.get()
+        if self.total.get() % 2 == 0:
+            yield ms.to("even", at.key, self.total.get())
 
 
 def observe(moment: str, epoch: int) -> None:
@@ -122,9 +154,14 @@ def build(spark: SparkSession, folder: Path, mode: str) -> ms.Query:
     query = ms.Query("killed")
     events = query.source("events", frame)
     events.key_by("key").compute("count", Count).sink("out", ms.Parquet(str(folder / "out")))
-    if mode == "levels":
-        events = events.key_by("key").compute("noise", Noise)
-    events.key_by("key").compute("trap", Trap(folder, mode))
+    if mode in ("levels", "strong"):
+        productions = "strong" if mode == "strong" else "weak"
+        events = events.key_by("key").compute("noise", Noise(folder), productions=productions)
+    trap = events.key_by("key").compute("trap", Trap(folder, mode))
+    if mode in ("levels", "strong"):
+        bells = trap.key_by("key").compute("bells", Bells)
+        bells.sink("bells_out", ms.Parquet(str(folder / "bells" / "out")))
+        bells.output("even").sink("even_out", ms.Parquet(str(folder / "even" / "out")))
     return query
 
 
@@ -139,6 +176,9 @@ def run(spark: SparkSession, folder: Path, mode: str, notify: Observer | None = 
         "attempts": {facts.epoch: facts.attempts for facts in running.recent},
         "state": {str(r[0]): r[1] for r in running.state("count").collect()},
         "trap": {str(r[0]): r[1] for r in running.state("trap").collect()},
+        "bells": {str(r[0]): r[1] for r in running.state("bells", state="total").collect()}
+        if "bells" in query.steps
+        else None,
     }
 
 

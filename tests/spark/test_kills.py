@@ -7,10 +7,13 @@ from __future__ import annotations
 
 import random
 import signal
+from collections import Counter
 from pathlib import Path
+from typing import Any
 
+import pyarrow.parquet as pq
 import pytest
-from processes import aborts, check, job, make_input, reported, run
+from processes import aborts, check, delivered, job, make_input, reported, run
 
 from millstream.engine.driver import MOMENTS
 
@@ -65,9 +68,36 @@ def test_the_output_of_a_level_made_twice_is_caught_by_its_receipts(tmp_path: Pa
     assert code == 0, err
     assert (tmp_path / "mixed-killed").exists()
     check(tmp_path, result, counts)
+    check_bells(tmp_path, result, counts)
     [reason] = aborts(tmp_path)
     assert reason.startswith("receipts differ")
     assert " of producer 1." in reason
+
+
+def test_strong_productions_are_sent_again_and_the_attempt_counts(tmp_path: Path, rng: random.Random) -> None:
+    """The same death, and the same code that is not deterministic: but what was made first is what is sent again."""
+    counts = make_input(tmp_path, rng, files=6)
+    code, result, err = run(tmp_path, "local-cluster[2,1,900]", "strong")
+    assert code == 0, err
+    assert (tmp_path / "mixed-killed").exists()
+    check(tmp_path, result, counts)
+    check_bells(tmp_path, result, counts)
+    assert aborts(tmp_path) == []
+    assert set(result["attempts"].values()) == {1}
+    calls = Counter((tmp_path / "noise-calls").read_text().splitlines())
+    assert {call for call in calls if call.startswith("2 ")} == {"2 0", "2 1"}
+    assert set(calls.values()) == {1}, "no task with strong productions called the computation twice"
+
+
+def check_bells(folder: Path, result: dict[str, Any], counts: Counter[str]) -> None:
+    """State and both outputs of the third level, which its timers make, equal the counts."""
+    assert result["bells"] == dict(counts)
+    assert delivered(folder / "bells") == counts
+    rung = [row for file in (folder / "bells" / "out").glob("*.parquet") for row in pq.read_table(file).to_pylist()]
+    even = [row for file in (folder / "even" / "out").glob("*.parquet") for row in pq.read_table(file).to_pylist()]
+    assert Counter((row["key"], row["total"]) for row in even) == Counter(
+        (row["key"], row["total"]) for row in rung if row["total"] % 2 == 0
+    )
 
 
 def test_ctrl_c_stops_between_two_epochs_and_a_restart_goes_on(tmp_path: Path, rng: random.Random) -> None:

@@ -31,7 +31,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from millstream.engine.derive import MapFailure, derive
-from millstream.engine.payload import Head, Part, Parts, decode, encode, receipts_of
+from millstream.engine.payload import INLINE_LIMIT, Head, Part, Parts, buffers, decode, receipts_of
 from millstream.engine.route import failure_of, split
 from millstream.engine.sift import sift
 from millstream.engine.spec import HASH_COLUMN, TIME_COLUMN, EpochTask, SlotTask, Spec, rules_of
@@ -90,18 +90,18 @@ class Hosted:
 
     def payloads(self, task: EpochTask, store: ObjectStore) -> Iterator[bytes]:
         """For the slots of the next level. The reports go to the one of the same number."""
-        return encode(
-            self.parts,
-            f"{self.level}.{self.slot}",
-            store,
-            task.maker,
-            {self.slot: self.reports},
-            watermarks=self.watermarks,
-        )
+        return map(b"".join, self.buffers(task, store))
+
+    def buffers(
+        self, task: EpochTask, store: ObjectStore, inline_limit: int = INLINE_LIMIT
+    ) -> Iterator[list[bytes | memoryview]]:
+        """The same, each payload as buffers that need only be joined."""
+        producer, reports = f"{self.level}.{self.slot}", {self.slot: self.reports}
+        return buffers(self.parts, producer, store, task.maker, reports, None, self.watermarks, inline_limit)
 
 
 def host(
-    spec: Spec, task: EpochTask, level: int, mine: SlotTask, payloads: Iterable[bytes], store: ObjectStore
+    spec: Spec, task: EpochTask, level: int, mine: SlotTask, payloads: Iterable[bytes | memoryview], store: ObjectStore
 ) -> Hosted:
     """Runs one slot's part of a level and reports what it did, or what kept it from doing it. Levels count from 1."""
     decoded = [decode(payload) for payload in payloads]

@@ -98,6 +98,20 @@ def encode(
     inline_limit: int = INLINE_LIMIT,
 ) -> Iterator[bytes]:
     """The payload of each slot, in order of slots; `reports` by the slot that gets them."""
+    return map(b"".join, buffers(parts, producer, store, maker, reports, seen, watermarks, inline_limit))
+
+
+def buffers(
+    parts: Parts,
+    producer: str,
+    store: ObjectStore,
+    maker: names.Maker,
+    reports: Mapping[int, Sequence[Report]] | None,
+    seen: Mapping[str, SeenTimes] | None,
+    watermarks: Mapping[str, int] | None,
+    inline_limit: int,
+) -> Iterator[list[bytes | memoryview]]:
+    """The payload of each slot, as buffers that need only be joined."""
     times = dict(seen or {}), dict(watermarks or {})
     receipt = _receipt(parts, msgspec.msgpack.encode(times))
     for slot, mine in enumerate(parts):
@@ -117,7 +131,7 @@ def encode(
                 bodies.append(memoryview(body))
         head = msgspec.msgpack.encode(Head(producer, receipt, sections, list((reports or {}).get(slot, ())), *times))
         padding = bytes(-len(head) % 8)  # so that columns of 8-byte values are aligned
-        yield b"".join((len(head).to_bytes(8, "little"), head, padding, *bodies))
+        yield [len(head).to_bytes(8, "little"), head, padding, *bodies]
 
 
 def _receipt(parts: Parts, times: bytes) -> str:
@@ -130,7 +144,7 @@ def _receipt(parts: Parts, times: bytes) -> str:
     return state.hexdigest()
 
 
-def decode(payload: bytes) -> tuple[Head, list[Part]]:
+def decode(payload: bytes | memoryview) -> tuple[Head, list[Part]]:
     """The head of a payload and its parts."""
     size = int.from_bytes(payload[:8], "little")
     head = msgspec.msgpack.decode(memoryview(payload)[8 : 8 + size], type=Head)

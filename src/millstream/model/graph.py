@@ -74,6 +74,7 @@ class Step:
     timers: dict[str, Timer] = field(default_factory=dict)
     vectorised: bool = False
     on_error: str = STOP
+    strong: bool = False
 
     @property
     def dead_letters(self) -> bool:
@@ -258,6 +259,7 @@ def resolve(query: Query, schemas: Mapping[str, pa.Schema]) -> Graph:
             timers,
             is_vectorised(type(computation)),
             node.on_error,
+            node.productions == "strong",
         )
         steps.append(step)
         for output, schema in step.outputs.items():

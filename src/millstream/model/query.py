@@ -47,6 +47,9 @@ class SourceNode:
 LATE = ("drop", "process", "output")
 """What a step may do with late records."""
 
+PRODUCTIONS = ("weak", "strong")
+"""Whether what a step's task made is made again, or sent again, when Spark runs the task again."""
+
 ONLY_INPUT = "input"
 """What the input of a step is called that has just one."""
 
@@ -69,6 +72,7 @@ class StepNode:
     computation: Computation
     late: str = "drop"
     on_error: str = STOP
+    productions: str = "weak"
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,13 +163,15 @@ class Query:
         *,
         late: str = "drop",
         on_error: str = STOP,
+        productions: str = "weak",
         **inputs: KeyedStream,
     ) -> Stream:
         """Adds a step with several named inputs, each with its own key; returns the stream of its productions.
 
         The keys must have the same types: equal keys of all inputs meet. In `on_record`, `at.input` says where a
         record is from; in `on_batch`, `batch.input("name")` is the part of one input. Within an epoch, records of a
-        key are applied input by input, in the order given here. For `late` and `on_error`, see `KeyedStream.compute`.
+        key are applied input by input, in the order given here. For `late`, `on_error` and
+        `productions`, see `KeyedStream.compute`.
 
         >>> import millstream as ms
         >>> class Match(ms.Computation):
@@ -193,7 +199,7 @@ class Query:
             if keyed.query is not self:
                 raise UserError(f"step {name!r}: input {given!r} is a stream of another query")
             nodes += [InputNode(given, stream, keyed.key) for stream in keyed.streams]
-        return self._add_step(name, tuple(nodes), computation, late, on_error)
+        return self._add_step(name, tuple(nodes), computation, late, on_error, productions)
 
     def _add_step(
         self,
@@ -202,8 +208,13 @@ class Query:
         computation: type[Computation] | Computation,
         late: str,
         on_error: str,
+        productions: str,
     ) -> Stream:
-        for option, given, known in (("late", late, LATE), ("on_error", on_error, ON_ERROR)):
+        for option, given, known in (
+            ("late", late, LATE),
+            ("on_error", on_error, ON_ERROR),
+            ("productions", productions, PRODUCTIONS),
+        ):
             if given not in known:
                 raise UserError(f"step {name!r}: {option}={given!r}; give one of {', '.join(map(repr, known))}")
         self._take("step", name)
@@ -218,7 +229,7 @@ class Query:
                 f"step {name!r}: on_error='dead_letter' makes an output 'dead_letter', and the computation declares "
                 "one; give its own another name"
             )
-        self.steps[name] = StepNode(name, inputs, checked, late, on_error)
+        self.steps[name] = StepNode(name, inputs, checked, late, on_error, productions)
         return Stream(self, (name,))
 
     def explain(self) -> str:
@@ -386,7 +397,13 @@ class KeyedStream(KeyedEntries):
     key: tuple[str, ...]
 
     def compute(
-        self, name: str, computation: type[Computation] | Computation, *, late: str = "drop", on_error: str = STOP
+        self,
+        name: str,
+        computation: type[Computation] | Computation,
+        *,
+        late: str = "drop",
+        on_error: str = STOP,
+        productions: str = "weak",
     ) -> Stream:
         """Adds a step that runs a computation on every key; returns the stream of its productions.
 
@@ -397,10 +414,14 @@ class KeyedStream(KeyedEntries):
         `on_error` says what becomes of a record that the computation fails on: "stop" stops the query; "dead_letter"
         sends it to the output `dead_letter` (step, key, record, error, epoch), and its key stays as before it.
 
+        `productions` says what happens when Spark runs a task again of which others have already consumed the output:
+        "weak" runs the computation again, and if it does not come to the same, the epoch; "strong" stores what it made
+        and sends that again. State and sinks are exactly once either way.
+
         For a step with several inputs, see `Query.compute`.
         """
         inputs = tuple(InputNode(ONLY_INPUT, stream, self.key) for stream in self.streams)
-        return self.query._add_step(name, inputs, computation, late, on_error)
+        return self.query._add_step(name, inputs, computation, late, on_error, productions)
 
 
 def check_name(what: str, name: object) -> None:

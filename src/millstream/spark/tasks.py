@@ -18,9 +18,9 @@ import msgspec
 import pyarrow as pa
 from pyspark.serializers import pack_long
 
-from millstream.engine.host import host
 from millstream.engine.route import route
 from millstream.engine.spec import EpochTask, SlotTask, Spec, unpack
+from millstream.engine.strong import host_once
 from millstream.errors import StoreUnavailable
 from millstream.protocol.compaction import Job
 from millstream.protocol.manifest import Edit
@@ -91,7 +91,7 @@ def hoster(spec_bytes: bytes, task: EpochTask, level: int) -> Any:
     return partial(_host, spec_bytes, task, level)
 
 
-def _host(spec_bytes: bytes, task: EpochTask, level: int, pairs: Iterable[tuple[bytes, bytes]]) -> Iterator[bytes]:
+def _host(spec_bytes: bytes, task: EpochTask, level: int, pairs: Iterable[tuple[bytes, bytes]]) -> Iterator[Any]:
     spec = unpack(spec_bytes)
     mine: SlotTask | None = None
     payloads = []
@@ -102,13 +102,13 @@ def _host(spec_bytes: bytes, task: EpochTask, level: int, pairs: Iterable[tuple[
             payloads.append(payload)
     assert mine is not None, "a located partition without its slot"
     store = store_of(spec)
-    hosted = host(spec, task, level, mine, payloads, store)
+    hosted = host_once(spec, task, level, mine, payloads, store)
     if level == spec.graph.depth:
         yield msgspec.msgpack.encode(hosted.reports)
         return
-    for slot, payload in enumerate(hosted.payloads(task, store)):
+    for slot, sent in enumerate(hosted.payloads(task, store)):
         yield pack_long(slot)  # type: ignore[no-untyped-call]
-        yield payload
+        yield sent
 
 
 def compactor(spec_bytes: bytes) -> Any:

@@ -21,12 +21,13 @@ ABANDONED_S = 3600.0
 
 
 def unneeded(store: ObjectStore, history: History, live: Collection[int]) -> list[str]:
-    """The objects of state, productions and overflow that can go, as of this history."""
+    """The objects of state, productions, overflow and strong tasks that can go, as of this history."""
     found = []
     for prefix, needed in (
         (names.SEGMENTS, needed_segments(history)),
         (names.PRODUCTIONS, needed_productions(history)),
         (names.OVERFLOW, set[str]()),
+        (names.STRONG, set[str]()),
     ):
         for item in store.list(prefix):
             maker = names.maker_of(item.name)

@@ -3,7 +3,8 @@
 Rules
 -----
 - A name that holds state or productions carries who made it: generation, epoch and attempt, so that garbage is
-  recognised by name alone, and something random, so that no two tasks ever write the same name (G3).
+  recognised by name alone, and something random, so that no two tasks ever write the same name (G3). The one exception
+  is what a task with strong productions made: all runs of a task look for it under one name, and the first creates it.
 - A compaction is not an attempt of an epoch; it is named by the epoch it started from and `c<number>`.
 - Step, state and stream names go into paths; `model.query` limits what they may be.
 """
@@ -22,6 +23,7 @@ SNAPSHOTS = "snapshots/"
 SEGMENTS = "segments/"
 PRODUCTIONS = "productions/"
 OVERFLOW = "overflow/"
+STRONG = "strong/"
 
 _MADE_BY = re.compile(r"g(\d+)-e(\d+)-(a|c)(\d+)-")
 
@@ -64,6 +66,10 @@ def production(stream: str, maker: Maker, slot: int) -> str:
 
 def overflow(maker: Maker, producer: str) -> str:
     return f"{OVERFLOW}{maker}-{producer}-{secrets.token_hex(6)}"
+
+
+def strong(maker: Maker, level: int, slot: int) -> str:
+    return f"{STRONG}{maker}-{level}.{slot}"
 
 
 def maker_of(name: str) -> Maker | None:

@@ -22,11 +22,11 @@ import pyarrow as pa
 
 from millstream.engine.delivery import read_productions
 from millstream.engine.driver import Driver, Observer, Options
-from millstream.engine.host import host
 from millstream.engine.pending import pending_timers
 from millstream.engine.route import route
 from millstream.engine.spec import EpochTask, SlotTask, Spec
 from millstream.engine.state import read_state
+from millstream.engine.strong import host_once
 from millstream.errors import UserError
 from millstream.model.arrays import array_from
 from millstream.model.computation import Computation
@@ -82,8 +82,8 @@ class InProcess:
             hosted = []
             for mine in slots:
                 payloads = [payloads[mine.slot] for payloads in reversed(sent)]  # any order must do
-                hosted.append(host(self.spec, task, level, SlotTask.unpack(mine.pack()), payloads, self.store))
-            sent = [list(one.payloads(task, self.store)) for one in hosted]
+                hosted.append(host_once(self.spec, task, level, SlotTask.unpack(mine.pack()), payloads, self.store))
+            sent = [list[Any](one.payloads(task, self.store)) for one in hosted]
         return [report for one in hosted for report in one.reports], len(producers)
 
     def compact(self, jobs: Sequence[tuple[Job, Maker, int]]) -> list[Edit]:
