@@ -259,6 +259,18 @@ def test_windows_of_windows_hold_what_closed_in_them() -> None:
     assert sim.late("hours") == 0
 
 
+def test_windows_of_united_streams_take_times_from_columns_and_from_steps() -> None:
+    query = ms.Query("united")
+    source = query.source("s", None, event_time="ts", max_ahead="1000 days")
+    passed = source.dedupe("once", id="k", within="1 second")
+    both = source.union(passed)
+    both.key_by("k").window(ms.tumbling("1 minute")).count("w").sink("out", ms.Memory())
+    sim = Simulated(query, SCHEMA)
+    sim.feed(s=[("a", at(10), 1), ("a", at(10), 2), ("b", at(70), 3)])
+    sim.advance_watermark(at(120))
+    assert rows(sim.outputs("out")) == rows([("a", at(0), at(60), 3), ("b", at(60), at(120), 2)])
+
+
 def test_times_of_no_calendar_fall_into_no_window() -> None:
     query = build(ms.tumbling("1 minute"))
     sim = Simulated(query, SCHEMA)

@@ -33,6 +33,10 @@ from millstream.model.types import format_schema
 
 def dedupe(stream: Stream, name: str, id: str | tuple[str, ...], within: str | timedelta, late: str) -> Stream:
     """Adds a step that lets the first record of each id through."""
+    if late not in ("drop", "output"):
+        raise UserError(
+            f"step {name!r}: late={late!r}; what came before a late record is forgotten: 'drop' or 'output'"
+        )
     step = Dedupe(*((id,) if isinstance(id, str) else id), within=within)
     return stream.key_by(*step.id).compute(name, step, late=late)
 
@@ -76,6 +80,8 @@ class Dedupe(Computation):
 
     def on_batch(self, batch: Batch) -> Iterator[Timed]:
         places, times = np.repeat(np.arange(len(batch)), batch.count()), batch.times.view(np.int64)
+        if (times == NULL_TIME).any():
+            raise UserError("records without event time cannot be told from duplicates; use late='drop' or 'output'")
         stored, known = self.newest.read(batch), self.newest.exists(batch)
         newest = stored.view(pa.int64()).fill_null(NULL_TIME).to_numpy()
         open_ = np.ones(len(places), np.bool_)

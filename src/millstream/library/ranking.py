@@ -4,7 +4,8 @@ Rules
 -----
 - Of records that are equal in the column they are ranked by, earlier ones come first. Nulls come last, NaN is the
   greatest of numbers.
-- A task sends at most n records of a key. The step keeps n of each key, and produces them when any of them is new.
+- A task sends at most n records of a key, if that leaves a good part of its records behind. The step keeps n of each
+  key, and produces them when any of them is new.
 - Event time plays no part, so no record is late.
 """
 
@@ -63,9 +64,10 @@ class Best(Transform):
 
     def apply(self, records: pa.RecordBatch, micros: Times | None) -> tuple[pa.RecordBatch, Times | None]:
         order, starts = group_rows([records.column(name) for name in self.key])
-        if len(starts) == records.num_rows:
-            return records, micros
-        runs = np.repeat(np.arange(len(starts)), np.diff(starts, append=len(order)))
+        counts = np.diff(starts, append=len(order))
+        if np.maximum(counts - self.n, 0).sum() * 4 < len(order):
+            return records, micros  # too few would stay behind to be worth a sort
+        runs = np.repeat(np.arange(len(starts)), counts)
         ranked = ranking(records.column(self.by).take(pa.array(order)), self.descending)
         kept = np.sort(order[_best(ranked, runs, self.n)[0]])
         return records.take(pa.array(kept)), None if micros is None else micros[kept]
@@ -130,7 +132,7 @@ def ranking(column: pa.Array, descending: bool) -> Rows:
 
 def _best(ranked: Rows, runs: Rows, n: int) -> tuple[Rows, Rows]:
     """The n best of each run, run by run from best to worst; and their ranks, from 1 on."""
-    order = np.lexsort((ranked, runs))
+    order = np.argsort(runs * (len(runs) + 1) + ranked)
     begins = np.flatnonzero(np.diff(runs[order], prepend=-1))
     within = np.arange(len(order)) - np.repeat(begins, np.diff(begins, append=len(order)))
     chosen = within < n
