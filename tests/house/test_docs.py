@@ -181,6 +181,16 @@ def test_links_lead_to_files_and_headings_that_exist(page: Path) -> None:
         assert not anchor or anchor in anchors(file), f"{target}: no such heading"
 
 
+@pytest.mark.parametrize("name", ["guide.md", "tutorial.md"])
+def test_the_contents_of_a_long_page_name_all_its_chapters(name: str) -> None:
+    text = prose(ROOT / "docs" / name)
+    contents = re.findall(r"\]\(#([^)]+)\)", text[: text.index("\n## ")])
+    chapters = [
+        re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in re.findall(r"^## (.+)$", text, re.M)
+    ]
+    assert contents == chapters
+
+
 def commands(page: Path, program: str) -> set[str]:
     """The words that follow a program's name where it is typed: in code, or at the start of a line of a block."""
     text = page.read_text()
