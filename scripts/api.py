@@ -5,7 +5,8 @@ Rules
 - Every name in `millstream.__all__` and `millstream.testing.__all__` is on the page, once. A module that `SECTIONS`
   does not know gets a section of its own, so a new name is never missing.
 - The page depends on the code alone: not on the machine, the version of Python, or the order of a set.
-- A class shows what it has of its own and from bases that are not public; what it has from a public one is said there.
+- A class shows what it has of its own and from bases that are not public. What it has from a public one is said there,
+  also what it overrides without a word.
 """
 
 from __future__ import annotations
@@ -51,7 +52,8 @@ GIVEN = [("library.windowed", "WindowedStream")]
 """Classes without a public name that methods of public ones return."""
 
 INTERNAL = {
-    *("arrow_type", "encode", "fresh_default", "numpy_type", "payload_text", "stored_text", "type_text"),
+    *("arrow_type", "encode", "fresh_default", "numpy_type", "payload_text", "stored_text", "stored_type", "type_text"),
+    *("subkey_column", "subkey_text", "subkey_type"),
     *("InputBatch.micros", "InputBatch.rows_count", "Simulated.deliver"),
     *(f"FaultyStore.{operation}" for operation in ("create", "put", "get", "list", "delete", "path")),
 }
@@ -120,6 +122,7 @@ def _line_of(entry: Entry) -> int:
 def _members(kind: type, public: set[int]) -> Iterator[Member]:
     bases = [base for base in kind.__mro__ if base.__module__.startswith("millstream")]
     mine = [base for base in reversed(bases) if base is kind or id(base) not in public]
+    said = {name for base in bases[1:] if id(base) in public for name in vars(base)}
     found: dict[str, Member] = {}
     for base in mine:
         tree = ast.parse(textwrap.dedent(inspect.getsource(base))).body[0]
@@ -129,7 +132,7 @@ def _members(kind: type, public: set[int]) -> Iterator[Member]:
             found |= {name: Member(name, doc, (), text) for name, (text, doc) in _documented(body).items()}
         for name, member in vars(base).items():
             made = _member(name, member)
-            if made is not None:
+            if made is not None and (member.__doc__ or name not in said):
                 found[name] = made
     for name, made in found.items():
         if not name.startswith("_") and not {name, f"{kind.__name__}.{name}"} & INTERNAL:

@@ -31,15 +31,24 @@ from millstream.model.times import WALL_TIME
 class Bag(State):
     """Any number of values per key, appended without reading what is there.
 
+    >>> import millstream as ms
+    >>> class Basket(ms.Computation):
+    ...     items = ms.Bag("struct<item: string, price: double>", ttl="1 day")
+    ...     output = "user string, total double"
+    ...
+    ...     def on_record(self, row, at):
+    ...         if row.item is not None:
+    ...             self.items.append((row.item, row.price))
+    ...         else:
+    ...             yield at.key, sum(each["price"] for each in self.items.read())
+    ...             self.items.clear()
+
     `type` is a Spark DDL type, or `object` for any Python value that can be pickled. Inside `on_record`:
     `append(value)`, `read()` (a list, in the order of appending), `exists()` and `clear()`. Inside `on_batch`:
     `append(batch, values)` with a value for each record, or for each of `places`; `read(batch)`, an Arrow array of
     lists, one for each of `batch.keys`; `exists(batch)` and `clear(batch)`.
 
     A `ttl` counts from the epoch of each append; see `Value`.
-
-    >>> Bag("struct<at: timestamp, amount: double>", ttl="1 day")
-    Bag('STRUCT<at: TIMESTAMP, amount: DOUBLE>', ttl='1 day, 0:00:00')
     """
 
     def __init__(self, type: str | type[object] = "", *, ttl: Any = None, ttl_time: str = WALL_TIME) -> None:

@@ -37,7 +37,16 @@ LOAD_ENTRIES = 200_000
 
 
 class Map(State):
-    """A map per key, from scalars to values.
+    """A map per key, from scalars to values, of which only those entries are read that are asked for.
+
+    >>> import millstream as ms
+    >>> class Pages(ms.Computation):
+    ...     visits = ms.Map("string", "long", default=0)
+    ...     output = "user string, page string, visits long"
+    ...
+    ...     def on_record(self, row, at):
+    ...         self.visits.set(row.page, self.visits.get(row.page) + 1)
+    ...         yield at.key, row.page, self.visits.get(row.page)
 
     `subkey` and `type` are Spark DDL types; values may also be `object`, any Python value that can be pickled. Inside
     `on_record`: `get(subkey)`, `set(subkey, value)`, `exists(subkey)`, `delete(subkey)`, `items()` in the order of
@@ -46,9 +55,6 @@ class Map(State):
     `exists(batch, places, subkeys)`, `delete(batch, places, subkeys)`, `items(batch)` and `clear(batch)`.
 
     A `ttl` counts for each entry by itself; see `Value`.
-
-    >>> Map("string", "long", default=0)
-    Map('STRING', 'BIGINT', default=0)
     """
 
     def __init__(
