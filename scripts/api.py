@@ -36,12 +36,13 @@ SECTIONS = {
     "Computations": ["model.computation", "model.batch"],
     "State": ["model.state", "model.maps", "model.bags"],
     "Timers": ["model.timers", "model.times"],
-    "The library of steps": ["library.windows", "library.windowed", "library.aggregates"],
+    "The library of steps": ["library.windows", "library.windowed", "library.aggregates", "library"],
     "Sinks": ["model.sinks"],
     "Running queries": ["spark.session", "control.running"],
     "Errors": ["errors"],
 }
-"""The order of the page: what users write, what they run, what goes wrong. Modules of other names come in between."""
+"""The order of the page: what users write, what they run, what goes wrong; for each section, modules or whole packages.
+Others come before `LAST`."""
 
 LAST = ["Running queries", "Errors"]
 
@@ -208,19 +209,14 @@ def _annotation(given: Any) -> str:
 
 def page() -> str:
     """The whole page."""
-    grouped: dict[str, list[Entry]] = {title: [] for title in SECTIONS if title not in LAST}
-    titles = {f"millstream.{module}": title for title, modules in SECTIONS.items() for module in modules}
     found = entries(millstream)
     for home, name in GIVEN:
         found.append(_entry(name, getattr(import_module(f"millstream.{home}"), name), f"millstream.{home}", set()))
-    order = [f"millstream.{module}" for modules in SECTIONS.values() for module in modules]
-    found.sort(key=lambda entry: order.index(entry.module) if entry.module in order else len(order))
-    for entry in found:
-        title = titles.get(entry.module) or entry.module.rpartition(".")[2].replace("_", " ").capitalize()
-        if title not in LAST:
-            grouped.setdefault(title, []).append(entry)
+    grouped: dict[str, list[Entry]] = {title: [] for title in SECTIONS if title not in LAST}
+    for entry in sorted(found, key=lambda entry: _place(entry.module)):
+        grouped.setdefault(_place(entry.module)[1], []).append(entry)
     for title in LAST:
-        grouped[title] = [entry for entry in found if titles.get(entry.module) == title]
+        grouped[title] = grouped.pop(title, [])
     grouped["Testing"] = entries(millstream.testing)
     lines = [
         "# API reference",
@@ -239,6 +235,15 @@ def page() -> str:
         for entry in names:
             lines += ["", *_entry_lines(entry)]
     return "\n".join([*lines, ""])
+
+
+def _place(module: str) -> tuple[int, str]:
+    """Where a module comes on the page, and the title of its section."""
+    listed = [(title, f"millstream.{each}") for title, modules in SECTIONS.items() for each in modules]
+    for number, (title, each) in enumerate(listed):
+        if module == each or module.startswith(f"{each}."):
+            return number, title
+    return len(listed), module.rpartition(".")[2].replace("_", " ").capitalize()
 
 
 def _entry_lines(entry: Entry) -> Iterator[str]:
