@@ -12,8 +12,12 @@ from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
+import pytest
+
 from millstream.engine.driver import MOMENTS
-from millstream.testing import CRASH, Simulated
+from millstream.errors import StoreUnavailable
+from millstream.store.objects import open_store
+from millstream.testing import CRASH, Crash, FaultyStore, Simulated
 from random_queries import (
     DAY,
     FAR,
@@ -38,9 +42,11 @@ class Life:
     def __init__(self, seed: int) -> None:
         self.rng = rng = random.Random(seed)
         self.shape = shape_from(rng)
+        self.store = FaultyStore(open_store("memory://"))
         self.sim = Simulated(
             build(self.shape),
             {source.name: ROW for source in self.shape.sources},
+            self.store,
             map_tasks=rng.randint(1, 4),
             now=DAY,
             slots=rng.randint(1, 3),
@@ -86,7 +92,8 @@ class Life:
 
     def clock(self, seconds: int) -> None:
         crash = self.crash()
-        self.compare({}, crash, None, lambda: self.sim.advance_clock(timedelta(seconds=seconds), crash=crash))
+        self.sim.now += timedelta(seconds=seconds)
+        self.compare({}, crash, None, lambda: self.sim.offer({}, crash=crash))
 
     def watermark(self, source: str, to: Any) -> None:
         crash = self.crash()
@@ -97,15 +104,42 @@ class Life:
             return None
         return self.rng.choice((CRASH, CRASH, *map(CRASH.at, MOMENTS)))
 
+    def fail(self, records: Any, run: Callable[[], None]) -> bool | None:
+        """Runs an epoch while the store fails once. Whether it was committed before its driver was replaced; None if it
+        was not replaced."""
+        number, rng = self.sim.epoch + 1, self.rng
+        self.store.fail_at = fails = self.store.operations + rng.randint(1, 30)
+        self.store.mode = rng.choice(("refuse", "lose", "crash", "crash_after"))
+        try:
+            run()
+            return None
+        except (Crash, StoreUnavailable):
+            self.store.fail_at = 0
+            self.sim.restart()
+            committed = self.sim.epoch == number
+            if committed:
+                self.sim.offer(records, number)
+            else:
+                run()
+            return committed
+        finally:
+            self.store.fail_at = 0
+            self.seen[f"store: {self.store.mode}"] += self.store.operations >= fails
+
     def compare(self, records: Any, crash: Any, stated: Any, run: Callable[[], None]) -> None:
         """Runs an epoch here and there, and compares what it led to."""
-        run()
+        committed: bool | None = None
+        if crash is None and self.rng.random() < 0.3:
+            committed = self.fail(records, run)
+        else:
+            run()
+            if crash is not None:
+                committed = crash.moment in ("committed", "delivering", "delivered")
         now = self.sim.now
-        committed = crash is not None and crash.moment in ("committed", "delivering", "delivered")
-        if crash is not None and not committed:
+        if committed is False:
             self.oracle.restarted(now)
         expected = self.oracle.feed(records, now, stated)
-        if committed:
+        if committed is True:
             self.oracle.restarted(now)
         for stream, rows in expected.items():
             compare(self.shape, stream, self.sim.delivered[sink_name(stream)].get(self.sim.epoch, []), rows)
@@ -120,12 +154,15 @@ class Life:
         self.seen[repr(crash)] += 1
 
 
-def test_any_query_with_any_records_and_crashes_is_that_of_a_sequential_run(seed: int) -> None:
+def test_any_query_with_any_records_and_crashes_is_that_of_a_sequential_run(
+    seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     seen: Counter[str] = Counter()
     for number in range(seed, seed + QUERIES):
         life: Life | None = None
         try:
             life = Life(number)
+            monkeypatch.setattr("millstream.engine.host.TAKE_UP", life.rng.choice((0, 2)))  # with compactions, or few
             life.run(6)
         except BaseException as error:
             error.add_note(f"MILLSTREAM_SEED={number} MILLSTREAM_QUERIES=1 makes this query again")
@@ -133,8 +170,11 @@ def test_any_query_with_any_records_and_crashes_is_that_of_a_sequential_run(seed
                 error.add_note(f"epoch {life.sim.epoch}, {life.shape.nodes}\n{life.sim.query.explain()}")
             raise
         seen += life.seen
+        seen["compactions"] += life.sim.driver.upkeep.compactions
     if QUERIES >= 100:
         wanted = [
+            "compactions",
+            *(f"store: {mode}" for mode in ("refuse", "lose", "crash", "crash_after")),
             "running",
             "sum",
             "windows",
