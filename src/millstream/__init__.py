@@ -19,6 +19,7 @@ from millstream.library.windows import sessions, sliding, tumbling
 from millstream.model.bags import Bag
 from millstream.model.batch import Batch, InputBatch, TimerBatch, to
 from millstream.model.computation import At, Computation
+from millstream.model.holds import Hold
 from millstream.model.maps import Map
 from millstream.model.query import KeyedStream, Stream
 from millstream.model.sinks import ForeachBatch, Memory, Parquet
@@ -41,6 +42,7 @@ __all__ = [
     "Dedupe",
     "Fenced",
     "ForeachBatch",
+    "Hold",
     "InputBatch",
     "InvariantViolation",
     "KeyedStream",

@@ -20,6 +20,7 @@ PUBLIC = [
     "Dedupe",
     "Fenced",
     "ForeachBatch",
+    "Hold",
     "InputBatch",
     "InvariantViolation",
     "KeyedStream",

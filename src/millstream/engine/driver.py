@@ -211,6 +211,7 @@ class Driver:
                 verdict.watermarks,
                 verdict.late,
                 verdict.dead_letters,
+                verdict.passed,
             )
         )
         self.upkeep.applied(edits)

@@ -11,6 +11,8 @@ Rules
 - An exception in user code is data: it is reported, and never fails the Spark task.
 - Records are judged late by the watermark of the epoch before. The watermarks of this epoch follow from what all
   producers saw, so every slot finds the same ones, and they reach the last level within the epoch (G7).
+- The watermark that a step passes on is kept back by the least of its holds, after this epoch's changes of them; each
+  slot knows its own, and whoever reads the step takes the least of all slots.
 - What is written takes up the newest segments that are no larger than itself: it costs little more than the write,
   and where most keys change in every epoch, nothing is left for compaction.
 - Nothing here is remembered between tasks but caches.
@@ -51,6 +53,7 @@ from millstream.model.computation import (
 from millstream.model.graph import Input as GraphInput
 from millstream.model.graph import Step
 from millstream.model.handles import Handle
+from millstream.model.holds import BatchHold, RecordHold
 from millstream.model.kinds import Changed, State
 from millstream.model.letters import DEAD_LETTER, Letter, as_batch
 from millstream.model.timers import Due, Look, RecordTimer, Timer
@@ -63,6 +66,7 @@ from millstream.store import names
 from millstream.store.due import DueTimers, due_between
 from millstream.store.journal import digest_of
 from millstream.store.keys import KeyColumns, Mask, Rows, arrange, concat_keys
+from millstream.store.least import least_between
 from millstream.store.lookup import Found, entries_of, locate
 from millstream.store.merge import newest_rows
 from millstream.store.objects import ObjectStore
@@ -192,6 +196,8 @@ def _run_level(
         for stream in sorted(spec.graph.stored_streams & streams.keys()):
             run.store_productions(stream, without_times(streams[stream]))
         split(task, streams, f"{hosted.level}.{mine.slot}", hosted.parts)
+        if step.holds:
+            run.pass_on(hosted.watermarks)
     timings = {"steps": (time.perf_counter() - began) * 1000}
     return replace(
         report,
@@ -200,6 +206,7 @@ def _run_level(
         outputs=tuple(done.outputs),
         records=done.records,
         late=done.late,
+        passed=done.passed,
         timings_ms=timings,
         dead_letters=done.dead_letters,
     )
@@ -215,6 +222,7 @@ class _Done:
     records: dict[str, int] = field(default_factory=dict)
     late: dict[str, int] = field(default_factory=dict)
     dead_letters: dict[str, int] = field(default_factory=dict)
+    passed: dict[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -452,7 +460,7 @@ class _StepRun:
             ran = self._ran(grouped, marks)
             letters += ran.outcome.letters
         for name, rows in ran.rows.items():
-            declared = self.step.timers[name] if name in self.step.timers else self.step.states[name]
+            declared = self.step.declared(name)
             self._write_rows(Family(self.step.name, name), rows, declared)
         return self._made(ran.outcome, letters)
 
@@ -464,7 +472,7 @@ class _StepRun:
             if self.step.timed:
                 times[DEAD_LETTER] = np.array([letter.micros for letter in letters], np.int64)
         for output in times:
-            stamps = _raised(times[output], self.task.before.get(self.step.name, NO_TIME))
+            stamps = _raised(times[output], self._passed())
             made[output] = made[output].append_column(TIME_COLUMN, pa.array(stamps))
         return {self.step.stream(output): productions for output, productions in made.items()}
 
@@ -484,17 +492,51 @@ class _StepRun:
                 timers[name] = BatchTimer(given, batch, limit, look, grouped.due.get(name))
             else:
                 timers[name] = RecordTimer(given, limit, len(hashes), look)
-        outcome = self._run(batch, hashes, keys, timers, grouped.due)
+        holds: dict[str, RecordHold | BatchHold] = {}
+        for name, hold in self.step.holds.items():
+            passed, look = self._passed(), self._look(hold.timer, hashes, keys)
+            if self.step.vectorised:
+                holds[name] = BatchHold(hold, batch, passed, look)
+            else:
+                holds[name] = RecordHold(hold, len(hashes), passed, look)
+        outcome = self._run(batch, hashes, keys, timers, grouped.due, holds)
         rows = {}
         for name, state in outcome.handles.items():
             changes = self._changes(state, batch)
             if changes is not None:
                 rows[name] = _rows_of(changes, hashes, keys, self._until(self.step.states[name], batch, marks))
-        for name, timer in timers.items():
+        for name, timer in {**timers, **{name: hold.timer for name, hold in holds.items()}}.items():
             changes = self._changes(timer, batch)
             if changes is not None:
                 rows[name] = _rows_of(changes, hashes, keys, None)
         return _Ran(outcome, rows)
+
+    def _passed(self) -> int:
+        """The watermark that the step has passed on before the epoch: none of its productions is older."""
+        before = self.task.before.get(self.step.name, NO_TIME)
+        return self.task.passed.get(self.step.name, before)
+
+    def pass_on(self, marks: dict[str, int]) -> None:
+        """Keeps the watermark that the step passes on back to the least of its holds, as they are after the epoch."""
+        name = self.step.name
+        passed, mark = self.task.passed[name], marks[name]
+        least = END_OF_TIME
+        for hold in self.step.holds.values():
+            pieces = self._pieces_after(Family(name, hold.name))
+            after = max(passed - 1, NO_TIME)
+            found = least_between(self.store, CACHE, pieces, hold.timer.arrow_type, after, min(mark, least))
+            least = least if found is None else found
+        self.done.passed[name] = step_watermark(passed, [mark], least)
+        marks[name] = END_OF_TIME if min(mark, least) == END_OF_TIME else self.done.passed[name]
+
+    def _pieces_after(self, family: Family) -> list[Piece]:
+        """The pieces of a family with what this epoch has written, newest first."""
+        edits = [edit for edit in self.done.edits if edit.family == family]
+        written = [ref for ref in self.done.added if ref.family == family]
+        written += [ref for edit in edits for ref in edit.outputs]
+        taken = {given.name for edit in edits for given in edit.inputs}
+        older = [piece for piece in self.pieces.get(family, []) if piece.segment.name not in taken]
+        return [*(Piece(ref, ref.covers) for ref in written), *older]
 
     def _look(self, timer: Timer, hashes: Hashes, keys: KeyColumns) -> Look:
         """Finds stored timers of keys of the batch."""
@@ -530,6 +572,7 @@ class _StepRun:
         keys: KeyColumns,
         timers: Mapping[str, RecordTimer | BatchTimer],
         due: Mapping[str, Due],
+        holds: Mapping[str, RecordHold | BatchHold],
     ) -> Outcome:
         computation = self.spec.new_computation(self.step.name)
         try:
@@ -544,7 +587,9 @@ class _StepRun:
             return _LazyEntries(self, state, hashes, keys, now)
 
         try:
-            outcome = run_batch(computation, self.step.states, batch, stored, timers, due, self.step.dead_letters)
+            outcome = run_batch(
+                computation, self.step.states, batch, stored, timers, due, self.step.dead_letters, holds
+            )
         except RecordFailure:
             with contextlib.suppress(Exception):  # the first failure is the one to report
                 close(computation)

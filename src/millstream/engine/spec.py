@@ -124,6 +124,8 @@ class EpochTask:
     stated: dict[str, int] = field(default_factory=dict)
     clock_before_ms: int = 0
     """The clock of the last committed epoch's plan."""
+    passed: dict[str, int] = field(default_factory=dict)
+    """The watermark that each step with holds had passed on before the epoch."""
 
     @property
     def depth(self) -> int:
@@ -168,6 +170,7 @@ def epoch_task(
         plan.idle,
         plan.stated,
         history.clock_ms,
+        {step.name: history.passed.get(step.name, NO_TIME) for step in graph.steps if step.holds},
     )
 
 

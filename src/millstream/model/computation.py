@@ -29,6 +29,7 @@ from millstream.model.arrays import python_values
 from millstream.model.batch import Batch, Timed, To, output_column, output_of
 from millstream.model.batch_timers import BatchTimer, fire_batches
 from millstream.model.handles import Handle, batch_handle, record_handle
+from millstream.model.holds import BatchHold, Hold, RecordHold
 from millstream.model.kinds import BadState, Changed, State
 from millstream.model.letters import Guarded, Letter, bounded, cause_text, timer_text
 from millstream.model.timers import Agenda, Due, RecordTimer, Timer
@@ -152,6 +153,11 @@ def declared_timers(given: type | Computation) -> dict[str, Timer]:
     return timers
 
 
+def declared_holds(given: type | Computation) -> dict[str, Hold]:
+    """The holds a computation declares, those of base classes included."""
+    return _declared(given, Hold, "hold", "Hold()")
+
+
 Declared = TypeVar("Declared")
 
 
@@ -202,6 +208,7 @@ def check_computation(given: Any) -> Computation:
     kind = type(given)
     declared_states(kind)
     declared_timers(kind)
+    declared_holds(kind)
     output_schemas(given)
     if not is_vectorised(kind) and kind.on_record is Computation.on_record:
         raise UserError(f"{kind.__name__} has neither on_record nor on_batch")
@@ -262,12 +269,13 @@ def run_batch(
     timers: Mapping[str, RecordTimer | BatchTimer] | None = None,
     due: Mapping[str, Due] | None = None,
     guarded: bool = False,
+    holds: Mapping[str, RecordHold | BatchHold] | None = None,
 ) -> Outcome:
     """Runs a computation over a batch, then the timers that are due. Raises `RecordFailure` if user code does.
 
     If it is guarded, what `on_record` or the callback of a timer raises becomes a letter instead.
     """
-    vars(computation).update(timers or {})
+    vars(computation).update({**(timers or {}), **(holds or {})})
     schemas = output_schemas(computation)
     if is_vectorised(type(computation)):
         handles: dict[str, Handle] = {n: batch_handle(s, batch, stored(s)) for n, s in states.items()}
@@ -280,7 +288,8 @@ def run_batch(
         cells = {name: record_handle(state, batch, stored(state)) for name, state in states.items()}
         vars(computation).update(cells)
         records = {name: timer for name, timer in (timers or {}).items() if isinstance(timer, RecordTimer)}
-        run = _RecordRun(computation, batch, [*cells.values(), *records.values()], records)
+        handles_of_keys = [*cells.values(), *records.values(), *(holds or {}).values()]
+        run = _RecordRun(computation, batch, handles_of_keys, records)
         guard = Guarded(run, lambda made: _from_yields(made, schemas, None), schemas) if guarded else None
         applied = _apply_records(run, guard, dict(due or {}))
         try:

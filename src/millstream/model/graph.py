@@ -20,7 +20,15 @@ from typing import Any
 import pyarrow as pa
 
 from millstream.errors import UserError
-from millstream.model.computation import Computation, declared_states, declared_timers, is_vectorised, output_schemas
+from millstream.model.computation import (
+    Computation,
+    declared_holds,
+    declared_states,
+    declared_timers,
+    is_vectorised,
+    output_schemas,
+)
+from millstream.model.holds import Hold
 from millstream.model.kinds import State
 from millstream.model.letters import DEAD_LETTER, STOP
 from millstream.model.letters import SCHEMA as LETTERS
@@ -75,16 +83,23 @@ class Step:
     vectorised: bool = False
     on_error: str = STOP
     strong: bool = False
+    holds: dict[str, Hold] = field(default_factory=dict)
 
     @property
     def dead_letters(self) -> bool:
         """Whether records that fail are sent to an output."""
         return self.on_error == DEAD_LETTER
 
+    def declared(self, name: str) -> State | Timer:
+        """What a family of the step holds; a hold is stored as a timer."""
+        if name in self.states:
+            return self.states[name]
+        return self.timers[name] if name in self.timers else self.holds[name].timer
+
     @property
     def families(self) -> tuple[str, ...]:
-        """What is stored for the step: states, and timers."""
-        return (*self.states, *self.timers)
+        """What is stored for the step: states, timers and holds."""
+        return (*self.states, *self.timers, *self.holds)
 
     @property
     def timed(self) -> bool:
@@ -119,6 +134,7 @@ class Step:
             "state": {
                 **{name: state.stored_text for name, state in self.states.items()},
                 **{name: timer.stored_text for name, timer in self.timers.items()},
+                **{name: hold.stored_text for name, hold in self.holds.items()},
             },
             "output": format_schema(self.outputs[""]) if "" in self.outputs else "",
             **{
@@ -248,6 +264,14 @@ def resolve(query: Query, schemas: Mapping[str, pa.Schema]) -> Graph:
                     f"step {node.name!r}: its timer {name!r} waits for event time, but no input has any; give the "
                     "source event_time=..., or make it a timer of WALL_TIME"
                 )
+        holds = declared_holds(computation)
+        for name in holds:
+            check_name(f"step {node.name!r}: hold", name)
+            if all(given.time is None for given in inputs):
+                raise UserError(
+                    f"step {node.name!r}: its hold {name!r} keeps a watermark back, but no input has event time; give "
+                    "the source event_time=..."
+                )
         step = Step(
             node.name,
             level,
@@ -260,6 +284,7 @@ def resolve(query: Query, schemas: Mapping[str, pa.Schema]) -> Graph:
             is_vectorised(type(computation)),
             node.on_error,
             node.productions == "strong",
+            holds,
         )
         steps.append(step)
         for output, schema in step.outputs.items():

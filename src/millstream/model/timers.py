@@ -200,7 +200,8 @@ class RecordTimer:
     def check(self) -> None:
         """Nothing is left to find: `set` refuses what does not fit."""
 
-    def _change(self, place: tuple[int, str], timer: tuple[int, Any] | None) -> None:
+    def change(self, place: tuple[int, str], timer: tuple[int, Any] | None) -> None:
+        """Sets or deletes the timer of a key and tag."""
         if self._undo is not None:
             self._undo.append((place, self.changed.get(place, _UNTOUCHED)))
         self.changed[place] = timer
@@ -225,13 +226,13 @@ class RecordTimer:
                 array_from([payload], self.declared.payload_type)
             except UserError as error:
                 raise UserError(f"timer {name!r}: its payload: {error}") from error
-        self._change((self.index, tag), (at, payload))
+        self.change((self.index, tag), (at, payload))
         if at <= self.limit:
             self.fresh.append((self.index, tag))
 
     def delete(self, *, tag: str = "") -> None:
         check_tag(self.declared.name, tag)
-        self._change((self.index, tag), None)
+        self.change((self.index, tag), None)
 
     def get(self, *, tag: str = "") -> datetime | None:
         place = (self.index, tag)

@@ -91,6 +91,7 @@ class Commit:
 
     `edits` are of segments that the epoch's own writes took up; those of compactions are in the plan. `clocks` are of
     the sources and `watermarks` of the steps, after the epoch; `late` and `dead_letters` count records of each step.
+    `passed` are the watermarks that steps with holds have passed on.
     """
 
     epoch: Epoch
@@ -104,6 +105,7 @@ class Commit:
     watermarks: dict[str, int] = field(default_factory=dict)
     late: dict[str, int] = field(default_factory=dict)
     dead_letters: dict[str, int] = field(default_factory=dict)
+    passed: dict[str, int] = field(default_factory=dict)
 
 
 Entry = Claim | Plan | Abort | Commit
@@ -150,6 +152,7 @@ class History:
     watermarks: dict[str, int] = field(default_factory=dict)
     late: dict[str, int] = field(default_factory=dict)
     dead_letters: dict[str, int] = field(default_factory=dict)
+    passed: dict[str, int] = field(default_factory=dict)
 
     def after(self, entry: Entry) -> History:
         """The history with one more entry."""
@@ -183,9 +186,10 @@ class History:
     def _committed(self, plan: Plan, commit: Commit) -> History:
         if not self.oldest <= commit.oldest <= commit.epoch:
             raise InvariantViolation(f"epoch {commit.epoch} gives up epochs before {commit.oldest}, not {self.oldest}")
-        for name, mark in commit.watermarks.items():
-            if mark < self.watermarks.get(name, NO_TIME):
-                raise InvariantViolation(f"the watermark of {name} goes back from {self.watermarks[name]} to {mark}")
+        for known, marks in ((self.watermarks, commit.watermarks), (self.passed, commit.passed)):
+            for name, mark in marks.items():
+                if mark < known.get(name, NO_TIME):
+                    raise InvariantViolation(f"the watermark of {name} goes back from {known[name]} to {mark}")
         manifest, dropped = self.manifest.edited((*plan.edits, *commit.edits))
         released = {name: at for name, at in self.released.items() if at > commit.oldest}
         released.update(dict.fromkeys(dropped, commit.epoch))
@@ -208,6 +212,7 @@ class History:
             watermarks={**self.watermarks, **commit.watermarks},
             late=_sums([self.late, commit.late]),
             dead_letters=_sums([self.dead_letters, commit.dead_letters]),
+            passed={**self.passed, **commit.passed},
         )
 
 
@@ -311,7 +316,8 @@ class Report:
 
     `receipts` maps each producer task that this slot consumed to the digest of all that the producer sent out.
     `failure` is user code that raised, `damage` an object that cannot be used, `trouble` what may pass by itself.
-    `clocks` (of sources, from level 1 only) and `watermarks` (of the level's steps) are as this slot sees them.
+    `clocks` (of sources, from level 1 only) and `watermarks` (of the level's steps) are as this slot sees them;
+    `passed` is what it passes on of steps with holds.
     """
 
     slot: int
@@ -329,6 +335,7 @@ class Report:
     watermarks: dict[str, int] = field(default_factory=dict)
     late: dict[str, int] = field(default_factory=dict)
     dead_letters: dict[str, int] = field(default_factory=dict)
+    passed: dict[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -343,6 +350,7 @@ class Accept:
     watermarks: dict[str, int] = field(default_factory=dict)
     late: dict[str, int] = field(default_factory=dict)
     dead_letters: dict[str, int] = field(default_factory=dict)
+    passed: dict[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -384,9 +392,12 @@ def judge(slot_count: int, producers: int, reports: Sequence[Report], levels: in
         if mixed:
             return Reject(mixed)
     watermarks: dict[str, int] = {}
+    passed: dict[str, int] = {}
     for report in ordered:
         for step, mark in report.watermarks.items():
             watermarks[step] = min(mark, watermarks.get(step, END_OF_TIME))
+        for step, mark in report.passed.items():
+            passed[step] = min(mark, passed.get(step, END_OF_TIME))
     return Accept(
         tuple(ref for report in ordered for ref in report.added),
         tuple(edit for report in ordered for edit in report.edits),
@@ -396,6 +407,7 @@ def judge(slot_count: int, producers: int, reports: Sequence[Report], levels: in
         watermarks,
         {step: count for step, count in _sums(report.late for report in ordered).items() if count},
         {step: count for step, count in _sums(report.dead_letters for report in ordered).items() if count},
+        passed,
     )
 
 

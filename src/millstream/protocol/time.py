@@ -4,7 +4,7 @@ Rules
 -----
 - A time is a whole number of microseconds since 1970. `NO_TIME` is before all others: nothing is known yet.
 - Watermarks never go back (G7). The watermark of a step is the least of those of its inputs, and no source holds it
-  back that has been silent for longer than its `idle_us`.
+  back that has been silent for longer than its `idle_us`. What it passes on is kept back by its holds, too.
 - A record is late if it is older than the watermark of the epoch before: the records of one epoch cannot make each
   other late, however large the backlog.
 - One bad clock must not end everybody's time: an event time further ahead of the driver's clock than `ahead_us` does
@@ -108,6 +108,9 @@ def idle_sources(
 
 
 def step_watermark(before: int, inputs: Sequence[int], hold: int = END_OF_TIME) -> int:
-    """The watermark of a step from those of its inputs, where an idle source counts as the end of time."""
+    """The watermark of a step from those of its inputs, where an idle source counts as the end of time.
+
+    With a `hold`: what it passes on, from its own.
+    """
     lowest = min((*inputs, hold), default=END_OF_TIME)
     return before if lowest == END_OF_TIME else max(before, lowest)

@@ -330,6 +330,7 @@ def _encode_history(history: History) -> bytes:
         "watermarks": history.watermarks,
         "late": history.late,
         "dead_letters": history.dead_letters,
+        "passed": history.passed,
     }
     return msgspec.json.encode(flat)
 
