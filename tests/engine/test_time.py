@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import millstream as ms
-from millstream.errors import UserError
+from millstream.errors import StepError, UserError
 from millstream.model.query import Query
 from millstream.store.objects import open_store
 from millstream.testing import Crash, FaultyStore, Simulated
@@ -384,6 +384,40 @@ def test_on_batch_sees_times_and_may_give_its_productions_times_of_their_own() -
     assert seen == [(None, naive[0]), (at(20), naive[1])]
     assert sorted(sim.delivered["new_out"][1]) == [(1, at(77), at(20)), (2, at(77), at(20))]
     assert sorted(sim.delivered["old_out"][1]) == [(1, at(20), at(20)), (2, at(20), at(20))], "raised to the watermark"
+
+
+def test_a_production_of_on_record_may_have_a_time_of_its_own() -> None:
+    class Stamped(ms.Computation):
+        output = "k long, n long"
+        outputs = {"side": "k long, n long"}  # noqa: RUF012
+
+        def on_record(self, row: Any, at: ms.At) -> Iterable[Any]:
+            yield at.key, 0
+            yield at.timed((at.key, 1), DAY + timedelta(seconds=77))
+            yield at.timed(ms.to("side", at.key, 2), DAY)
+            yield at.timed({"k": at.key, "n": 3}, DAY + timedelta(seconds=88))
+
+    query = ms.Query("own")
+    stamped = query.source("events", None, event_time="ts").key_by("k").compute("stamped", Stamped)
+    stamped.union(stamped.output("side")).key_by("n").compute("seen", Seen).sink("out", ms.Memory())
+    sim = Simulated(query, {"events": EVENTS}, slots=1)
+    sim.feed(events=events((1, 10)))
+    sim.feed(events=events((1, 20)))
+    assert sorted(sim.delivered["out"][1]) == [
+        (0, at(20), at(10)),
+        (1, at(77), at(10)),
+        (2, at(10), at(10)),
+        (3, at(88), at(10)),
+    ], "a time before the watermark is raised to it"
+
+    class Wrong(Stamped):
+        def on_record(self, row: Any, at: ms.At) -> Iterable[Any]:
+            yield at.timed((at.key, 1), "noon")  # type: ignore[arg-type]
+
+    query = ms.Query("wrong")
+    query.source("events", None, event_time="ts").key_by("k").compute("wrong", Wrong)
+    with pytest.raises(StepError, match="at.timed: found 'noon', expected a datetime"):
+        Simulated(query, {"events": EVENTS}).feed(events=events((1, 10)))
 
 
 def test_times_travel_through_maps() -> None:

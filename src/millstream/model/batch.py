@@ -340,11 +340,11 @@ class TimerBatch(Batch):
 
 
 class Timed:
-    """Productions with event times of their own. Made by `Batch.timed`."""
+    """Productions with event times of their own. Made by `Batch.timed`, and for one of them by `At.timed`."""
 
     __slots__ = ("micros", "productions")
 
-    def __init__(self, productions: pa.RecordBatch | To, micros: Times) -> None:
+    def __init__(self, productions: Any, micros: Any) -> None:
         self.productions, self.micros = productions, micros
 
 

@@ -33,7 +33,7 @@ from millstream.model.holds import BatchHold, Hold, RecordHold
 from millstream.model.kinds import BadState, Changed, State
 from millstream.model.letters import Guarded, Letter, bounded, cause_text, timer_text
 from millstream.model.timers import Agenda, Due, RecordTimer, Timer
-from millstream.model.times import EVENT_TIME, NULL_TIME, Times, moment
+from millstream.model.times import EVENT_TIME, NULL_TIME, Times, micros, moment
 from millstream.model.types import format_schema, parse_schema
 
 
@@ -60,6 +60,13 @@ class At:
     def time(self) -> datetime | None:
         """The event time of the record, None if it has none; in the callback of a timer, the time it was set for."""
         return moment(self.micros)
+
+    def timed(self, production: Any, when: datetime) -> Timed:
+        """A production with an event time of its own, instead of that of the record or timer.
+
+        A time before the watermark that the step has passed on is raised to it.
+        """
+        return Timed(production, micros(when, "at.timed"))
 
     @property
     def watermark(self) -> datetime | None:
@@ -562,7 +569,15 @@ def _from_yields(
     """What `on_record` yielded, by output, and the event times of it, if there are any."""
     if not produced:
         return {}, {}
-    if To not in set(map(type, produced)):
+    kinds = set(map(type, produced))
+    if Timed in kinds:
+        if stamps is not None:
+            stamps = [
+                item.micros if isinstance(item, Timed) else stamp for item, stamp in zip(produced, stamps, strict=True)
+            ]
+        produced = [item.productions if isinstance(item, Timed) else item for item in produced]
+        kinds = set(map(type, produced))
+    if To not in kinds:
         times = {} if stamps is None else {"": np.array(stamps, np.int64)}
         return {"": _from_rows(produced, "", schemas)}, times
     by_name: dict[str, list[int]] = {}
