@@ -9,8 +9,9 @@ Rules
 - A level that failed sends on what it has, so that every later one still has a payload of every producer; the driver
   finds the failure among the reports.
 - An exception in user code is data: it is reported, and never fails the Spark task.
-- Records are judged late by the watermark of the epoch before. The watermarks of this epoch follow from what all
-  producers saw, so every slot finds the same ones, and they reach the last level within the epoch (G7).
+- Records are judged late by the watermark of the epoch before; those that were fed back never are. The watermarks of
+  this epoch follow from what all producers saw, so every slot finds the same ones, and they reach the last level
+  within the epoch (G7).
 - The watermark that a step passes on is kept back by the least of its holds, after this epoch's changes of them; each
   slot knows its own, and whoever reads the step takes the least of all slots.
 - What is written takes up the newest segments that are no larger than itself: it costs little more than the write,
@@ -33,6 +34,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from millstream.engine.derive import MapFailure, derive
+from millstream.engine.feedback import fed_back, fed_marks
 from millstream.engine.payload import INLINE_LIMIT, Head, Part, Parts, buffers, decode, receipts_of
 from millstream.engine.route import failure_of, split
 from millstream.engine.sift import sift
@@ -120,6 +122,7 @@ def host(
         for part in received:
             if task.lanes[part.lane].level > level:
                 hosted.parts[mine.slot].append(part)  # it was routed to this slot of a later level
+        received = [*fed_back(task, level, mine.slot, store), *received]
         report = _run_level(spec, task, hosted, mine, received, report, store)
     except DamagedObject as error:
         report = replace(report, damage=Damage(error.name, error.found, error.expected))
@@ -138,7 +141,7 @@ def _watermarks(
     A step whose inputs are all idle stays where it is, and holds nobody back.
     """
     graph, rules = spec.graph, rules_of(spec.graph)
-    marks: dict[str, int] = {}
+    marks = fed_marks(task)
     reached: dict[str, int] = {}
     clocks: dict[str, SourceClock] = {}
     if level == 1:
@@ -195,6 +198,9 @@ def _run_level(
             done.dead_letters[step.name] = 0 if letters is None else letters.num_rows
         for stream in sorted(spec.graph.stored_streams & streams.keys()):
             run.store_productions(stream, without_times(streams[stream]))
+        for node in spec.graph.feedbacks:
+            if node.stream in streams:
+                run.store_productions(node.name, streams[node.stream])
         split(task, streams, f"{hosted.level}.{mine.slot}", hosted.parts)
         if step.holds:
             run.pass_on(hosted.watermarks)
@@ -285,7 +291,7 @@ class _Lanes:
         for given, lane in zip(step.inputs, lanes, strict=True):
             for part in self._parts.get(lane, []):
                 found = _Timed.read(part.read(self._store), given)
-                if found.times is not None and step.late != "process":
+                if found.times is not None and step.late != "process" and given.stream not in self._task.fed:
                     found, dropped = found.judged(cut)
                     late += dropped if step.late == "output" else [each.select([TIME_COLUMN]) for each in dropped]
                 if found.keyed.num_rows:
@@ -678,13 +684,16 @@ class _StepRun:
         return taken
 
     def store_productions(self, stream: str, productions: pa.RecordBatch) -> None:
-        """Stores what a sink receives."""
+        """Stores what a sink receives, or the next epoch; that with its event times."""
         if not productions.num_rows:
             return
+        least = pc.min(productions.column(TIME_COLUMN)).as_py() if TIME_COLUMN in productions.schema.names else None
         data = encode_batch(productions)
         name = names.production(stream, self.task.maker, self.mine.slot)
         self.store.put(name, data)
-        self.done.outputs.append(Output(stream, self.mine.slot, name, productions.num_rows, len(data), digest_of(data)))
+        self.done.outputs.append(
+            Output(stream, self.mine.slot, name, productions.num_rows, len(data), digest_of(data), least)
+        )
 
 
 def _rows_of(changes: Changed, hashes: Hashes, keys: KeyColumns, until: Times | None) -> StateRows:

@@ -24,7 +24,7 @@ import pyarrow as pa
 from millstream.model.computation import Computation
 from millstream.model.graph import Graph, Step
 from millstream.model.transform import Transform
-from millstream.protocol.epochs import History, Plan
+from millstream.protocol.epochs import History, Output, Plan
 from millstream.protocol.keyspace import Range
 from millstream.protocol.manifest import Family, Manifest, Piece
 from millstream.protocol.routing import RoutingTable
@@ -126,6 +126,8 @@ class EpochTask:
     """The clock of the last committed epoch's plan."""
     passed: dict[str, int] = field(default_factory=dict)
     """The watermark that each step with holds had passed on before the epoch."""
+    fed: dict[str, tuple[Output, ...]] = field(default_factory=dict)
+    """For each stream of feedback, what the epoch before wrote to it."""
 
     @property
     def depth(self) -> int:
@@ -171,6 +173,10 @@ def epoch_task(
         plan.stated,
         history.clock_ms,
         {step.name: history.passed.get(step.name, NO_TIME) for step in graph.steps if step.holds},
+        {
+            node.name: tuple(output for output in history.last_outputs if output.stream == node.name)
+            for node in graph.feedbacks
+        },
     )
 
 

@@ -326,12 +326,12 @@ def letters_of(batch: Batch, timers: Mapping[str, Timer], due: Mapping[str, Due]
     keys, error, found = _keys(batch), cause_text(cause), []
     for part in batch.inputs.values():
         owners = np.repeat(np.arange(len(keys)), part.count()).tolist()
-        for owner, row, micros in zip(owners, _rows_as_tuples(part.rows), part.micros.tolist(), strict=True):
-            found.append(Letter(bounded(repr(keys[owner])), bounded(repr(row)), error, micros))
+        for owner, row, stamp in zip(owners, _rows_as_tuples(part.rows), part.micros.tolist(), strict=True):
+            found.append(Letter(bounded(repr(keys[owner])), bounded(repr(row)), error, stamp))
     for name, waiting in due.items():
-        for place, tag, micros, _ in waiting.listed():
-            stamp = micros if timers[name].kind == EVENT_TIME else NULL_TIME
-            found.append(Letter(bounded(repr(keys[place])), bounded(timer_text(name, micros, tag)), error, stamp))
+        for place, tag, at, _ in waiting.listed():
+            stamp = at if timers[name].kind == EVENT_TIME else NULL_TIME
+            found.append(Letter(bounded(repr(keys[place])), bounded(timer_text(name, at, tag)), error, stamp))
     return found
 
 

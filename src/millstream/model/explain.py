@@ -4,6 +4,7 @@ Rules
 -----
 - The level of a step is one more than the highest level of what it reads; a map runs where its streams are made, so it
   has their level. This is what an epoch runs: one stage per level, in one Spark job.
+- What is fed back has level 0, as a source has: it was written in the epoch before. Drawings show it dashed.
 """
 
 from __future__ import annotations
@@ -15,9 +16,12 @@ if TYPE_CHECKING:
     from millstream.model.query import Query
 
 
+NEXT = "next epoch"
+
+
 def levels(query: Query) -> dict[str, int]:
     """The level of every source, map and step, by name."""
-    found = dict.fromkeys(query.sources, 0)
+    found = dict.fromkeys([*query.sources, *query.feedbacks], 0)
     reads = {step.name: {given.stream for given in step.inputs} for step in query.steps.values()}
     maps = {each.name: set(each.streams) for each in query.maps.values()}
     waiting = {**reads, **maps}
@@ -39,6 +43,8 @@ def explain(query: Query) -> str:
             f"level {level}: " + ("route" if level == 0 else "host") + (", maps" if _maps(query, level) else "")
         )
         lines += [f"  source {name}" for name in query.sources if at[name] == level]
+        if level == 0:
+            lines += [f"  feedback {node.name} <- {node.stream}, {NEXT}" for node in query.feedbacks.values()]
         for step in query.steps.values():
             if at[step.name] == level:
                 reads = ", ".join(f"{given.stream} by {' and '.join(given.key)}" for given in step.inputs)
@@ -73,6 +79,14 @@ def edges(query: Query) -> Iterator[tuple[str, str, str]]:
         yield origin, sink.name, output
 
 
+def late_edges(query: Query) -> Iterator[tuple[str, str, str]]:
+    """(from, to, label) of every edge that leads into the next epoch."""
+    for node in query.feedbacks.values():
+        if node.stream:
+            origin, _, output = node.stream.partition(".")
+            yield origin, node.name, f"{output + ' ' if output else ''}{NEXT}"
+
+
 def to_dot(query: Query) -> str:
     """The graph in Graphviz's language."""
     shapes: dict[str, Iterable[str]] = {
@@ -80,11 +94,13 @@ def to_dot(query: Query) -> str:
         "box": query.steps,
         "ellipse": query.maps,
         "cylinder": query.sinks,
+        "larrow": query.feedbacks,
     }
     lines = [f'digraph "{query.name}" {{', "  rankdir=LR;"]
     for shape, names in shapes.items():
         lines += [f'  "{name}" [shape={shape}];' for name in names]
     lines += [f'  "{a}" -> "{b}"' + (f' [label="{label}"]' if label else "") + ";" for a, b, label in edges(query)]
+    lines += [f'  "{a}" -> "{b}" [label="{label}", style=dashed];' for a, b, label in late_edges(query)]
     return "\n".join([*lines, "}"])
 
 
@@ -95,11 +111,13 @@ def to_mermaid(query: Query) -> str:
         "[{}]": query.steps,
         "({})": query.maps,
         "[({})]": query.sinks,
+        ">{}]": query.feedbacks,
     }
     lines = ["flowchart LR"]
     for shape, names in shapes.items():
         lines += [f"  {_id(name)}{shape.format(name)}" for name in names]
     lines += [f"  {_id(a)} -->" + (f"|{label}|" if label else "") + f" {_id(b)}" for a, b, label in edges(query)]
+    lines += [f"  {_id(a)} -.->|{label}| {_id(b)}" for a, b, label in late_edges(query)]
     return "\n".join(lines)
 
 

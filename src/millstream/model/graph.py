@@ -28,6 +28,7 @@ from millstream.model.computation import (
     is_vectorised,
     output_schemas,
 )
+from millstream.model.feedback import FeedbackNode, check_feedbacks, timed_feedbacks
 from millstream.model.holds import Hold
 from millstream.model.kinds import State
 from millstream.model.letters import DEAD_LETTER, STOP
@@ -156,6 +157,7 @@ class Graph:
     sinks: tuple[SinkNode, ...]
     times: dict[str, str]
     """For each stream with event time: the column that holds it, or nothing if it travels beside the columns."""
+    feedbacks: tuple[FeedbackNode, ...] = ()
 
     @property
     def stored_streams(self) -> frozenset[str]:
@@ -202,7 +204,11 @@ class Graph:
             "steps": {step.name: step.describe() for step in self.steps},
             "maps": {m.name: {"input": " + ".join(m.streams), "output": format_schema(m.output)} for m in self.maps},
             "sinks": {sink.name: sink.input for sink in self.sinks},
+            **({"feedbacks": self._describe_feedbacks()} if self.feedbacks else {}),
         }
+
+    def _describe_feedbacks(self) -> dict[str, Any]:
+        return {node.name: {"input": node.stream, "schema": format_schema(node.schema)} for node in self.feedbacks}
 
 
 def resolve(query: Query, schemas: Mapping[str, pa.Schema]) -> Graph:
@@ -215,7 +221,13 @@ def resolve(query: Query, schemas: Mapping[str, pa.Schema]) -> Graph:
     times = {source.name: _time_column(source) for source in sources if source.time is not None}
     for source in sources:
         _check_columns(f"source {source.name!r}", source.schema)
+    check_feedbacks(query)
+    for later in query.feedbacks.values():
+        _check_columns(f"feedback {later.name!r}", later.schema)
+    driven = set(times)  # streams whose time goes on by itself, and not only when something is fed back
+    times.update(dict.fromkeys(timed_feedbacks(query), ""))
     streams = {source.name: source.schema for source in sources}
+    streams |= {later.name: later.schema for later in query.feedbacks.values()}
     levels = dict.fromkeys(streams, 0)
     steps: list[Step] = []
     maps: list[MapNode] = []
@@ -234,6 +246,7 @@ def resolve(query: Query, schemas: Mapping[str, pa.Schema]) -> Graph:
                 streams[node.name] = node.output
                 levels[node.name] = max(levels[stream] for stream in node.streams)
                 _add_map_time(node, times)
+                driven.update([node.name] if driven & set(node.streams) else [])
 
     add_maps()
     for node in query.steps.values():
@@ -264,6 +277,11 @@ def resolve(query: Query, schemas: Mapping[str, pa.Schema]) -> Graph:
                     f"step {node.name!r}: its timer {name!r} waits for event time, but no input has any; give the "
                     "source event_time=..., or make it a timer of WALL_TIME"
                 )
+            if timer.kind == EVENT_TIME and not driven & {given.stream for given in inputs}:
+                raise UserError(
+                    f"step {node.name!r}: its timer {name!r} waits for event time, but all time here is that of what "
+                    "is fed back, and stands still when nothing is; read a source with event_time too, or use WALL_TIME"
+                )
         holds = declared_holds(computation)
         for name in holds:
             check_name(f"step {node.name!r}: hold", name)
@@ -291,6 +309,8 @@ def resolve(query: Query, schemas: Mapping[str, pa.Schema]) -> Graph:
             streams[step.stream(output)], levels[step.stream(output)] = schema, level
             if step.timed:
                 times[step.stream(output)] = ""
+            if driven & {given.stream for given in inputs}:
+                driven.add(step.stream(output))
         add_maps()
     if waiting:
         silent = next(stream for stream in waiting[0].streams if stream not in streams)
@@ -298,12 +318,37 @@ def resolve(query: Query, schemas: Mapping[str, pa.Schema]) -> Graph:
     for sink in query.sinks.values():
         if levels.get(sink.input) == 0:
             what = "source" if sink.input in query.sources else "map of sources"
+            what = "feedback" if sink.input in query.feedbacks else what
             raise UserError(
                 f"sink {sink.name!r} receives the {what} {sink.input!r}; only what comes out of a step can be sunk"
             )
         if sink.input not in streams:
             raise UserError(f"sink {sink.name!r} receives step {sink.input!r}, which declares no output")
-    return Graph(query.name, sources, tuple(steps), tuple(maps), tuple(query.sinks.values()), times)
+    for later in query.feedbacks.values():
+        _check_written(later, streams, levels)
+    return Graph(
+        query.name,
+        sources,
+        tuple(steps),
+        tuple(maps),
+        tuple(query.sinks.values()),
+        times,
+        tuple(query.feedbacks.values()),
+    )
+
+
+def _check_written(node: FeedbackNode, streams: Mapping[str, pa.Schema], levels: Mapping[str, int]) -> None:
+    if node.stream not in streams:
+        raise UserError(f"feedback {node.name!r} is written by step {node.stream!r}, which declares no output")
+    if levels[node.stream] == 0:
+        raise UserError(
+            f"feedback {node.name!r} is written by {node.stream!r}; only what comes out of a step can be fed back"
+        )
+    if streams[node.stream] != node.schema:
+        raise UserError(
+            f"feedback {node.name!r} is declared as {format_schema(node.schema)}, but {node.stream!r}, which is fed "
+            f"back, is {format_schema(streams[node.stream])}"
+        )
 
 
 def _check_columns(who: str, schema: pa.Schema) -> None:

@@ -5,7 +5,8 @@ Rules
 - Every source, step and sink has a name, and names are unique in a query: a step's name is the address of its state.
 - A stream is a source, the output of a step (under the step's name), a named output of a step (`step.name`), or a map
   of streams (under the map's name).
-- A step reads streams that exist when it is added, so a graph has no cycle.
+- A step reads streams that exist when it is added, so a graph has no cycle. Only what is fed back is written later,
+  and arrives in the next epoch.
 - Building refuses what can be seen to be wrong at once; everything else is checked by `graph.resolve` before the
   first epoch. Errors name the step.
 """
@@ -14,7 +15,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -24,6 +25,7 @@ from millstream.errors import UserError
 from millstream.model.computation import Computation, check_computation
 from millstream.model.entries import KeyedEntries, StreamEntries
 from millstream.model.explain import explain, to_dot, to_mermaid
+from millstream.model.feedback import FeedbackNode
 from millstream.model.letters import DEAD_LETTER, ON_ERROR, STOP
 from millstream.model.sinks import Sink
 from millstream.model.times import EventTime
@@ -112,6 +114,7 @@ class Query:
     steps: dict[str, StepNode] = field(default_factory=dict)
     maps: dict[str, MapNode] = field(default_factory=dict)
     sinks: dict[str, SinkNode] = field(default_factory=dict)
+    feedbacks: dict[str, FeedbackNode] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         check_name("query", self.name)
@@ -120,6 +123,7 @@ class Query:
         edges = [f"{stream} -> {node.name}" for node in self.maps.values() for stream in node.streams]
         edges += [f"{given.stream} -> {step.name}" for step in self.steps.values() for given in step.inputs]
         edges += [f"{sink.input} -> [{sink.name}]" for sink in self.sinks.values()]
+        edges += [f"{node.stream} ~> {node.name}" for node in self.feedbacks.values() if node.stream]
         return f"Query({self.name!r}): {', '.join(edges) or 'empty'}"
 
     def source(
@@ -154,6 +158,33 @@ class Query:
         time = event_time_of(name, event_time, lateness, percentile, idle_after, max_ahead, watermark)
         self._take("source", name)
         self.sources[name] = SourceNode(name, frame, unbounded, time)
+        return Stream(self, (name,))
+
+    def feedback(self, name: str, schema: str) -> Stream:
+        """A stream that steps may read now and that is written later, with `feed_back`: for graphs with a cycle.
+
+        What is written to it in an epoch is read in the next one.
+
+        >>> from millstream.model.computation import Computation
+        >>> class Countdown(Computation):
+        ...     output = "key string, n long"
+        ...     def on_record(self, row, at):
+        ...         if row.n > 0:
+        ...             yield at.key, row.n - 1
+        >>> q = Query("loop")
+        >>> again = q.feedback("again", schema="key string, n long")
+        >>> counts = q.source("start", frame=None).union(again).key_by("key").compute("count", Countdown)
+        >>> stream = counts.feed_back(again)
+        >>> q
+        Query('loop'): start -> count, again -> count, count ~> again
+        """
+        self._take("feedback", name)
+        if not isinstance(schema, str) or not schema.strip():
+            raise UserError(f"feedback {name!r}: schema={schema!r}; give the schema of its records, as Spark DDL")
+        try:
+            self.feedbacks[name] = FeedbackNode(name, parse_schema(schema))
+        except UserError as error:
+            raise UserError(f"feedback {name!r}: {error}") from error
         return Stream(self, (name,))
 
     def compute(
@@ -276,6 +307,7 @@ class Query:
             ("step", self.steps),
             ("map", self.maps),
             ("sink", self.sinks),
+            ("feedback", self.feedbacks),
         ):
             if name in taken:
                 raise UserError(f"{what} {name!r}: the query {self.name!r} already has a {kind} of that name")
@@ -361,9 +393,30 @@ class Stream(StreamEntries):
         return self._add_map(name, fn, schema)
 
     def _add_map(self, name: str, fn: Callable[[pa.RecordBatch], Any] | Transform, schema: pa.Schema) -> Stream:
+        for stream in self.streams:
+            if stream in self.query.feedbacks:
+                raise UserError(f"map {name!r} reads the feedback {stream!r}; map what is fed back, before it is")
         self.query._take("map", name)
         self.query.maps[name] = MapNode(name, self.streams, fn, schema)
         return Stream(self.query, (name,))
+
+    def feed_back(self, later: Stream) -> Stream:
+        """Writes the stream to one that `Query.feedback` made, whose readers get it in the next epoch.
+
+        Returns this stream, so that it can go on.
+        """
+        node = self.query.feedbacks.get(later.name) if isinstance(later, Stream) else None
+        if node is None or later.query is not self.query:
+            raise UserError(f"stream {self.name!r}: feed_back takes what query.feedback(...) returned, found {later!r}")
+        if len(self.streams) != 1:
+            raise UserError(f"feedback {node.name!r} is written by several streams ({self.name}); unite them in a step")
+        if node.stream:
+            raise UserError(
+                f"feedback {node.name!r} is written by {node.stream!r} and {self.name!r}; it has one writer: give each "
+                "a feedback of its own, and unite them where they are read"
+            )
+        self.query.feedbacks[node.name] = replace(node, stream=self.name)
+        return self
 
     def key_by(self, *columns: str) -> KeyedStream:
         """The stream, keyed by one or several of its columns. Null is a key like any other."""

@@ -75,7 +75,7 @@ class Abort:
 
 @dataclass(frozen=True, slots=True)
 class Output:
-    """A stored object of productions of one stream, made by one slot."""
+    """A stored object of productions of one stream, made by one slot; if it is fed back, with its least event time."""
 
     stream: str
     slot: int
@@ -83,6 +83,7 @@ class Output:
     rows: int
     bytes: int
     digest: str
+    least_time: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,6 +154,11 @@ class History:
     late: dict[str, int] = field(default_factory=dict)
     dead_letters: dict[str, int] = field(default_factory=dict)
     passed: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def last_outputs(self) -> tuple[Output, ...]:
+        """The stored productions of the last committed epoch."""
+        return self.recent[self.epoch].outputs if self.epoch in self.recent else ()
 
     def after(self, entry: Entry) -> History:
         """The history with one more entry."""
