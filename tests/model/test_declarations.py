@@ -247,7 +247,7 @@ def test_deleting_a_value_gives_the_default_back() -> None:
         (lambda at: [(at.key, "one")], "output column 'n'.*'one'"),
         (lambda at: [at.key], "yield tuples or dicts"),
         (lambda at: [{"user": at.key}], "the output's columns are user, n"),
-        (lambda at: 5, "TypeError"),
+        (lambda at: 5, "on_record, or a callback, returned something of type int; yield productions"),
     ],
 )
 def test_productions_of_the_wrong_shape_name_the_step(bad: Any, match: str) -> None:
@@ -352,7 +352,7 @@ def test_on_batch_with_a_tuple_key_gives_its_columns() -> None:
         (lambda self, b: [b.output(b.keys, [1, 2], [1], [1], [1], [1])], "different lengths"),
         (lambda self, b: b.sum("user"), "sum needs a column of integers or floats"),
         (lambda self, b: b.sum("nothing"), "no column 'nothing'; the input has user, amount"),
-        (lambda self, b: [1], "on_batch yielded 1"),
+        (lambda self, b: [1], "on_batch, or a callback, yielded 1"),
     ],
 )
 def test_wrong_use_of_a_batch_names_the_step(use: Any, match: str) -> None:
@@ -472,7 +472,7 @@ def test_a_production_that_does_not_fit_names_the_key_that_yielded_it() -> None:
                 yield 5
             yield {"user": at.key, "n": 1}
 
-    with pytest.raises(ms.StepError, match="on_record yielded 5") as caught:
+    with pytest.raises(ms.StepError, match="on_record, or a callback, yielded 5") as caught:
         run(Wrong, [("anna", 1), ("bert", 1), ("carl", 1)], slots=1)
     assert caught.value.key == "'bert'"
 

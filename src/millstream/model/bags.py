@@ -11,7 +11,6 @@ Rules
 from __future__ import annotations
 
 import copy
-import pickle
 from itertools import pairwise
 from typing import Any
 
@@ -25,6 +24,7 @@ from millstream.model.fits import fitting
 from millstream.model.kinds import Changed, Mask, Rows, State, check_fit
 from millstream.model.maps import StoredEntries, encoded_entries
 from millstream.model.overlay import mask_of, places_in
+from millstream.model.pickled import dumped, dumped_all, loaded
 from millstream.model.times import WALL_TIME
 
 
@@ -144,9 +144,9 @@ class BatchBag(_Bags):
                 f"{name}: places from {given.min()} to {given.max()} found, the batch has {len(batch)} keys"
             )
         if self._declared.is_object:
-            encoded = pa.array([pickle.dumps(value, protocol=5) for value in values], pa.binary())
+            encoded = pa.array(dumped_all(self._declared.what, values), pa.binary())
         else:
-            encoded = self._declared.encode(values.copy() if isinstance(values, np.ndarray) else values)
+            encoded = self._declared.encode_given(values)
         self._places.append(places_in(self._batch, batch, name)[given])
         self._values.append(encoded)
 
@@ -167,9 +167,9 @@ class BatchBag(_Bags):
         offsets = pa.array(np.concatenate(([0], np.cumsum(counts))).astype(np.int32))
         taken = everything.take(pa.array(order))
         if self._declared.is_object:
-            loaded = [pickle.loads(data) for data in taken.to_pylist()]
+            objects = [loaded(self._declared.what, data) for data in taken.to_pylist()]
             edges = offsets.to_pylist()
-            return [loaded[start:stop] for start, stop in pairwise(edges)]
+            return [objects[start:stop] for start, stop in pairwise(edges)]
         return pa.ListArray.from_arrays(offsets, taken)
 
     def exists(self, batch: Batch) -> Mask:
@@ -210,10 +210,7 @@ class RecordBag(_Bags):
 
     def append(self, value: Any) -> None:
         if self._declared.is_object:
-            try:
-                value = pickle.dumps(value, protocol=5)
-            except Exception as error:
-                raise UserError(f"state {self._declared.name!r}: {value!r} cannot be pickled: {error}") from error
+            value = dumped(self._declared.what, value)
         elif self._copy:
             value = copy.deepcopy(value)
         self._added.setdefault(self.index, []).append(value)
@@ -221,7 +218,7 @@ class RecordBag(_Bags):
     def read(self) -> list[Any]:
         current = [*self._stored_now(), *self._added.get(self.index, ())]
         if self._declared.is_object:
-            return [pickle.loads(data) for data in current]
+            return [loaded(self._declared.what, data) for data in current]
         return copy.deepcopy(current) if self._copy else current
 
     def exists(self) -> bool:

@@ -9,7 +9,6 @@ Rules
 
 from __future__ import annotations
 
-import pickle
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -23,8 +22,9 @@ from millstream.model.arrays import array_from
 from millstream.model.batch import Batch, TimerBatch
 from millstream.model.kinds import Changed, Mask, Rows, object_array
 from millstream.model.overlay import GONE, Column, Overlay, mask_of, places_in
+from millstream.model.pickled import dumped_all, loaded
 from millstream.model.timers import FIRE_LIMIT, TAG, Due, Look, Timer, check_tag
-from millstream.model.times import NULL_TIME, Times
+from millstream.model.times import NULL_TIME, Times, stamps_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,11 +72,7 @@ class BatchTimer:
 
     def set(self, batch: Batch, times: Any, *, where: Any = None, tag: Any = "", payload: Any = None) -> None:
         name = self.declared.name
-        stamps = np.asarray(times, "datetime64[us]").view(np.int64)
-        if len(stamps) != len(batch):
-            raise UserError(
-                f"timer {name!r}: {len(stamps)} times found, {len(batch)} expected, one for each of batch.keys"
-            )
+        stamps = stamps_of(times, len(batch), f"timer {name!r}")
         places, chosen = places_in(self.batch, batch, name), mask_of(batch, where)
         stamps = stamps[chosen]
         if (stamps == NULL_TIME).any():
@@ -132,7 +128,8 @@ class BatchTimer:
         self._pass(chosen)
         self._over.put(taken.ids, np.full(len(taken.ids), GONE))
         if self.declared.is_object and payloads is not None:
-            payloads = object_array([None if data is None else pickle.loads(data) for data in payloads.to_pylist()])
+            what = f"timer {self.declared.name!r}: its payload"
+            payloads = object_array([None if data is None else loaded(what, data) for data in payloads.to_pylist()])
         return TimerBatch(
             self.batch, self._over.places(taken.ids), taken.times, self._over.subkeys(taken.ids), payloads, self.limit
         )
@@ -198,7 +195,7 @@ class BatchTimer:
             raise UserError(f"timer {name!r}: {len(payload)} payloads found, {len(batch)} expected")
         if self.declared.is_object:
             values = payload.to_pylist() if isinstance(payload, pa.Array) else payload
-            payload = [pickle.dumps(value, protocol=5) for value in values]
+            payload = dumped_all(f"timer {name!r}: its payload", values)
         try:
             return array_from(payload, self.declared.payload_type)
         except UserError as error:

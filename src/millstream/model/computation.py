@@ -288,7 +288,8 @@ def run_batch(
         handles: dict[str, Handle] = {n: batch_handle(s, batch, stored(s)) for n, s in states.items()}
         vars(computation).update(handles)
         try:
-            productions, times = _collect_batches(_call_batches(computation, batch, timers or {}), schemas, batch)
+            yielded = _call_batches(computation, batch, timers or {})
+            productions, times = _collect_batches(yielded, schemas, batch)
         except (Exception, SystemExit) as error:
             raise RecordFailure("", "", error) from error
     else:
@@ -378,7 +379,7 @@ def _apply_records(run: _RecordRun, guard: Guarded | None, due: dict[str, Due]) 
         if run.timers:
             run.fire(Agenda(run.timers, due, guard.endless if guard else None))
     except (Exception, SystemExit) as error:
-        raise RecordFailure(repr(run.keys[run.index]), run.subject(), error) from error
+        raise RecordFailure(repr(run.keys[run.index]), run.subject(), _explained(error)) from error
     finally:
         if collecting:
             gc.enable()
@@ -489,6 +490,21 @@ class _RecordRun:
             handle.index = index
 
 
+def _explained(error: BaseException) -> BaseException:
+    """A failure to go through what user code returned, as what it is; any other failure as it is."""
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    ours = trace is not None and trace.tb_frame.f_code.co_filename == __file__
+    if isinstance(error, TypeError) and ours and "not iterable" in str(error):
+        kind = str(error).partition("'")[2].partition("'")[0]
+        return UserError(
+            f"on_record, or a callback, returned something of type {kind}; yield productions, or return a list of "
+            "them, or nothing"
+        )
+    return error
+
+
 def _key_of_misfit(batch: Batch, applied: _Applied, schemas: Mapping[str, pa.Schema]) -> str:
     """The key whose production is the first that does not fit."""
     for index, item in enumerate(applied.produced):
@@ -525,9 +541,11 @@ def _call_batches(computation: Computation, batch: Batch, timers: Mapping[str, A
 
 
 def _listed(yielded: Any) -> Iterable[Any]:
+    """What a method yielded or returned; what it should not have returned is found in the list."""
     if yielded is None:
         return ()
-    return [yielded] if isinstance(yielded, (pa.RecordBatch, To, Timed)) else yielded
+    whole = isinstance(yielded, (pa.RecordBatch, pa.Table, To, Timed, Mapping, str, bytes))
+    return [yielded] if whole or not isinstance(yielded, Iterable) else yielded
 
 
 def _collect_batches(
@@ -540,12 +558,13 @@ def _collect_batches(
         item = item.productions if isinstance(item, Timed) else item
         name, batch = (item.name, item.value) if isinstance(item, To) else ("", item)
         if not name and "" not in schemas:
-            raise UserError("on_batch yielded productions, but the computation declares no output")
+            raise UserError("on_batch, or a callback, yielded productions, but the computation declares no output")
         schema = output_of(schemas, name) if name else schemas[""]
         if not isinstance(batch, pa.RecordBatch) or batch.schema != schema:
-            text = format_schema(batch.schema) if isinstance(batch, pa.RecordBatch) else repr(batch)
+            text = f"a table of {batch.column_names}" if isinstance(batch, pa.Table) else f"{batch!r}"[:200]
+            text = format_schema(batch.schema) if isinstance(batch, pa.RecordBatch) else text
             wanted = f"batch.output_to({name!r}, ...)" if name else "batch.output(...)"
-            raise UserError(f"on_batch yielded {text}; yield {wanted} for {format_schema(schema)}")
+            raise UserError(f"on_batch, or a callback, yielded {text}; yield {wanted} for {format_schema(schema)}")
         found.setdefault(name, []).append(batch)
         if given.timed_input:
             stamps.setdefault(name, []).append(_newest(given, batch.num_rows) if times is None else times)
@@ -594,18 +613,21 @@ def _from_yields(
 
 def _from_rows(produced: list[Any], name: str, schemas: Mapping[str, pa.Schema]) -> pa.RecordBatch:
     if not name and "" not in schemas:
-        raise UserError(f"on_record yielded {produced[0]!r}, but the computation declares no output")
+        raise UserError(f"on_record, or a callback, yielded {produced[0]!r}, but the computation declares no output")
     schema = output_of(schemas, name) if name else schemas[""]
     kinds = set(map(type, produced))
     if not all(issubclass(kind, (tuple, list, dict)) for kind in kinds):
         odd = next(item for item in produced if not isinstance(item, (tuple, list, dict)))
-        raise UserError(f"on_record yielded {odd!r}; yield tuples or dicts that fit {format_schema(schema)}")
+        raise UserError(
+            f"on_record, or a callback, yielded {odd!r}; yield tuples or dicts that fit {format_schema(schema)}"
+        )
     if any(issubclass(kind, dict) for kind in kinds):
         produced = [_dict_as_tuple(item, schema) if isinstance(item, dict) else item for item in produced]
     if set(map(len, produced)) != {len(schema)}:
         odd = next(item for item in produced if len(item) != len(schema))
         raise UserError(
-            f"on_record yielded {odd!r}: {len(odd)} values found, {len(schema)} expected ({format_schema(schema)})"
+            f"on_record, or a callback, yielded {odd!r}: {len(odd)} values found, {len(schema)} expected "
+            f"({format_schema(schema)})"
         )
     arrays = []
     for index, field in enumerate(schema):
@@ -615,5 +637,7 @@ def _from_rows(produced: list[Any], name: str, schemas: Mapping[str, pa.Schema])
 
 def _dict_as_tuple(item: dict[str, Any], schema: pa.Schema) -> tuple[Any, ...]:
     if item.keys() != set(schema.names):
-        raise UserError(f"on_record yielded {item!r}; the output's columns are {', '.join(schema.names)}")
+        raise UserError(
+            f"on_record, or a callback, yielded {item!r}; the output's columns are {', '.join(schema.names)}"
+        )
     return tuple(item[name] for name in schema.names)

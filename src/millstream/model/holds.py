@@ -22,7 +22,7 @@ from millstream.errors import UserError
 from millstream.model.batch import Batch
 from millstream.model.batch_timers import BatchTimer
 from millstream.model.timers import Look, RecordTimer, Timer
-from millstream.model.times import EVENT_TIME, NULL_TIME, micros
+from millstream.model.times import EVENT_TIME, NULL_TIME, micros, stamps_of
 
 
 class Hold:
@@ -121,14 +121,7 @@ class BatchHold:
         self.timer = BatchTimer(declared.timer, batch, NULL_TIME, look, None)
 
     def set(self, batch: Batch, times: Any, *, where: Any = None) -> None:
-        try:
-            stamps = np.asarray(times, "datetime64[us]")
-        except (TypeError, ValueError) as error:
-            raise UserError(f"hold {self._name!r}: found {times!r}, expected times, as datetime64") from error
-        if stamps.shape != (len(batch),):
-            raise UserError(
-                f"hold {self._name!r}: {stamps.size} times found, {len(batch)} expected, one for each of batch.keys"
-            )
+        stamps = stamps_of(times, len(batch), f"hold {self._name!r}").view("datetime64[us]")
         chosen = np.ones(len(batch), np.bool_) if where is None else np.asarray(where, np.bool_)
         if chosen.shape == stamps.shape and np.isnat(stamps[chosen]).any():
             raise UserError(f"hold {self._name!r}: some of the times are NaT; say where= there is one")

@@ -118,6 +118,19 @@ class State:
             raise UserError(f"state {self.name!r} has a default, so it cannot hold null; delete the value instead")
         return array
 
+    def encode_given(self, values: Any) -> pa.Array:
+        """Values that were given for a batch; an error names the state."""
+        try:
+            return self.encode(values.copy() if isinstance(values, np.ndarray) else values)
+        except UserError as error:
+            named = str(error).startswith(f"{self.what} ")
+            raise error if named else UserError(f"{self.what}: {error}") from error
+
+    @property
+    def what(self) -> str:
+        """What errors call it."""
+        return f"state {self.name!r}"
+
     def _unbound(self, verb: str) -> UserError:
         return UserError(
             f"{self.name}.{verb}() was called outside on_record / on_batch: state exists only while a step runs"

@@ -13,7 +13,6 @@ Rules
 from __future__ import annotations
 
 import copy
-import pickle
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, overload
@@ -28,6 +27,7 @@ from millstream.model.batch import Batch
 from millstream.model.fits import fitting
 from millstream.model.kinds import BadState, Changed, Mask, Rows, State, check_fit, object_array
 from millstream.model.overlay import GONE, Column, Overlay, mask_of, places_in
+from millstream.model.pickled import dumped, dumped_all, loaded
 from millstream.model.state import Stored
 from millstream.model.times import WALL_TIME
 from millstream.model.types import check_key_type, format_type, parse_type
@@ -191,9 +191,9 @@ class BatchMap:
         if len(values) != len(whole):
             raise UserError(f"{self._declared.name}.write: {len(values)} values found, {len(whole)} expected")
         if self._declared.is_object:
-            encoded = pa.array([pickle.dumps(value, protocol=5) for value in values], pa.binary())
+            encoded = pa.array(dumped_all(self._declared.what, values), pa.binary())
         else:
-            encoded = self._declared.encode(values.copy() if isinstance(values, np.ndarray) else values)
+            encoded = self._declared.encode_given(values)
         self._over.put(self._over.ids(whole, keys), self._values.add(encoded))
 
     def delete(self, batch: Batch, places: Any, subkeys: Any) -> None:
@@ -260,8 +260,8 @@ class BatchMap:
     def _shown(self, values: pa.Array) -> Any:
         declared = self._declared
         if declared.is_object:
-            default = declared.fresh_default
-            return object_array([default() if data is None else pickle.loads(data) for data in values.to_pylist()])
+            default, what = declared.fresh_default, declared.what
+            return object_array([default() if data is None else loaded(what, data) for data in values.to_pylist()])
         if declared.default is not None and values.null_count:
             values = values.fill_null(pa.scalar(declared.default, values.type))
         if not declared.is_numpy:
@@ -295,10 +295,7 @@ class RecordMap:
 
     def set(self, subkey: Any, value: Any) -> None:
         if self._declared.is_object:
-            try:
-                value = pickle.dumps(value, protocol=5)
-            except Exception as error:
-                raise UserError(f"state {self._declared.name!r}: {value!r} cannot be pickled: {error}") from error
+            value = dumped(self._declared.what, value)
         elif self._copy:
             value = copy.deepcopy(value)
         self._put(self._exact(subkey), value)
@@ -362,7 +359,7 @@ class RecordMap:
 
     def _out(self, value: Any) -> Any:
         if self._declared.is_object:
-            return pickle.loads(value)
+            return loaded(self._declared.what, value)
         return copy.deepcopy(value) if self._copy else value
 
     def _stored_now(self) -> dict[Any, Any]:

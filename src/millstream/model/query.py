@@ -436,6 +436,9 @@ class Stream(StreamEntries):
             raise UserError(f"sink {name!r}: found {sink!r}, expected Parquet(...), ForeachBatch(...) or Memory()")
         if len(self.streams) != 1:
             raise UserError(f"sink {name!r} receives several streams ({self.name}); give each a sink of its own")
+        for node in self.query.sinks.values():
+            if sink.is_place_of(node.sink):
+                raise UserError(f"sink {name!r} writes to the place of the sink {node.name!r}; give each its own")
         self.query._take("sink", name)
         self.query.sinks[name] = SinkNode(name, self.name, sink)
         return self

@@ -19,6 +19,10 @@ from millstream.errors import UserError
 class Sink:
     """Base of all sinks."""
 
+    def is_place_of(self, other: Sink) -> bool:
+        """Whether both would write to one place, which can hold only one of them."""
+        return False
+
 
 class Parquet(Sink):
     """One Parquet file per epoch in a directory (or below an object-store URI), each appearing whole or not at all.
@@ -31,6 +35,9 @@ class Parquet(Sink):
         if not isinstance(path, str) or not path:
             raise UserError(f"Parquet needs a path, found {path!r}")
         self.path, self.options = path, options
+
+    def is_place_of(self, other: Sink) -> bool:
+        return isinstance(other, Parquet) and self.path.rstrip("/") == other.path.rstrip("/")
 
 
 class ForeachBatch(Sink):
@@ -58,6 +65,9 @@ class Memory(Sink):
     def __init__(self) -> None:
         self.epochs: dict[int, pa.Table] = {}
         """The productions of each epoch that this process delivered."""
+
+    def is_place_of(self, other: Sink) -> bool:
+        return self is other
 
     def table(self) -> pa.Table | None:
         """All productions in order, or None before the first."""

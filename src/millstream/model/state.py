@@ -13,7 +13,6 @@ Rules
 from __future__ import annotations
 
 import copy
-import pickle
 from typing import Any, Protocol, overload
 
 import numpy as np
@@ -26,6 +25,7 @@ from millstream.model.arrays import array_from
 from millstream.model.batch import Batch
 from millstream.model.fits import fitting
 from millstream.model.kinds import BadState, Changed, Mask, State, check_fit, object_array
+from millstream.model.pickled import dumped, dumped_all, loaded
 from millstream.model.times import WALL_TIME
 
 
@@ -121,8 +121,8 @@ class BatchValue:
             places = batch.places
             values = values[places] if isinstance(values, np.ndarray) else values.take(pa.array(places))
         if self._declared.is_object:
-            default = self._declared.fresh_default
-            return object_array([default() if data is None else pickle.loads(data) for data in values])
+            default, what = self._declared.fresh_default, self._declared.what
+            return object_array([default() if data is None else loaded(what, data) for data in values])
         return values.copy() if isinstance(values, np.ndarray) else values
 
     def _current(self) -> Any:
@@ -145,9 +145,9 @@ class BatchValue:
             )
         declared = self._declared
         if declared.is_object:
-            fresh: Any = object_array([pickle.dumps(value, protocol=5) for value in values])
+            fresh: Any = object_array(dumped_all(declared.what, values))
         else:
-            fresh = declared.encode(values.copy() if isinstance(values, np.ndarray) else values)
+            fresh = declared.encode_given(values)
             if declared.is_numpy:
                 fresh = fresh.to_numpy(zero_copy_only=False)
         if batch is not self._batch:
@@ -336,13 +336,10 @@ class PickledRecordValue(RecordValue):
     def get(self) -> Any:
         if not self._present[self.index]:
             return self._declared.fresh_default()
-        return pickle.loads(self._values[self.index])
+        return loaded(self._declared.what, self._values[self.index])
 
     def set(self, value: Any) -> None:
-        try:
-            super().set(pickle.dumps(value, protocol=5))
-        except Exception as error:
-            raise UserError(f"state {self._declared.name!r}: {value!r} cannot be pickled: {error}") from error
+        super().set(dumped(self._declared.what, value))
 
     def delete(self) -> None:
         super().delete()

@@ -14,7 +14,6 @@ Rules
 from __future__ import annotations
 
 import heapq
-import pickle
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -27,6 +26,7 @@ from millstream.errors import UserError
 from millstream.model.arrays import array_from
 from millstream.model.batch import Batch, Rows
 from millstream.model.kinds import Changed, Mask
+from millstream.model.pickled import dumped, loaded
 from millstream.model.times import EVENT_TIME, NULL_TIME, WALL_TIME, Times, micros, moment
 from millstream.model.types import format_type, parse_type
 
@@ -220,7 +220,7 @@ class RecordTimer:
         if payload is not None and self.declared.payload_type is None:
             raise UserError(f"timer {name!r} has no payload; declare it as Timer(..., payload='string')")
         if self.declared.is_object:
-            payload = pickle.dumps(payload, protocol=5)
+            payload = dumped(f"timer {name!r}: its payload", payload)
         elif self.declared.payload_type is not None:
             try:
                 array_from([payload], self.declared.payload_type)
@@ -252,7 +252,9 @@ class RecordTimer:
             return False, None
         self.changed[place] = None
         payload = current[1]
-        return True, pickle.loads(payload) if self.declared.is_object and payload is not None else payload
+        if self.declared.is_object and payload is not None:
+            payload = loaded(f"timer {self.declared.name!r}: its payload", payload)
+        return True, payload
 
     def changes(self) -> Changed | None:
         """What was set, moved and deleted, and what has fired."""

@@ -89,6 +89,20 @@ def times_of(column: pa.Array) -> Times:
     return np.asarray(ints.fill_null(NULL_TIME).to_numpy(zero_copy_only=False), np.int64)
 
 
+def stamps_of(given: Any, count: int, what: str) -> Times:
+    """Times that users give for the keys of a batch, as `datetime64`; NaT is `NULL_TIME`."""
+    found = np.asarray(given)
+    try:
+        if found.dtype.kind not in "MO":
+            raise TypeError
+        stamps = found.astype("datetime64[us]").view(np.int64)
+    except (TypeError, ValueError) as error:
+        raise UserError(f"{what}: found {given!r}, expected times, as datetime64") from error
+    if stamps.shape != (count,):
+        raise UserError(f"{what}: {stamps.size} times found, {count} expected, one for each of batch.keys")
+    return stamps
+
+
 @dataclass(frozen=True, slots=True)
 class EventTime:
     """Where the event time of a source is, and how its watermark follows; durations in microseconds.
