@@ -29,6 +29,8 @@ FAR = datetime(2100, 1, 1, tzinfo=UTC)
 """What a bad clock says: further ahead than any source may be."""
 LIMIT = 1009
 """Values stay below it, however many levels add them up."""
+BAD = 7
+"""The value that picky computations refuse."""
 
 # -- computations ----------------------------------------------------------------------------------------------------
 
@@ -63,6 +65,9 @@ class Running(ms.Computation):
     output = ROW
     outputs: ClassVar = {"odd": ROW}
 
+    def __init__(self, picky: bool) -> None:
+        self.picky = picky
+
     def on_record(self, row: Any, at: ms.At) -> Iterable[Any]:
         before, total = self.last.get(), self.total.get() + row.v
         self.last.set(row.v)
@@ -72,6 +77,8 @@ class Running(ms.Computation):
             yield ms.to("odd", {"k": first(at.key), "v": total % LIMIT, "t": at.time})
         if total % 5 == 0:
             self.total.delete()
+        if self.picky and row.v == BAD:
+            raise ValueError("bad")
 
 
 class Sum(ms.Computation):
@@ -81,13 +88,15 @@ class Sum(ms.Computation):
     output = ROW
     outputs: ClassVar = {"odd": ROW}
 
-    def __init__(self, modulus: int) -> None:
-        self.modulus = modulus
+    def __init__(self, modulus: int, picky: bool) -> None:
+        self.modulus, self.picky = modulus, picky
 
     def on_batch(self, batch: ms.Batch) -> Iterable[Any]:
         totals = self.total.read(batch)
         for part in batch.inputs.values():
             totals = totals + part.sum("v")
+            if self.picky and BAD in part.column("v").to_pylist():
+                raise ValueError("bad")
         self.total.write(batch, totals)
         self.total.delete(batch, where=totals % 7 == 0)
         keys = [key if key is None or not self.modulus else key % self.modulus for key in firsts(batch)]
@@ -130,6 +139,9 @@ class Session(ms.Computation):
     end = ms.Timer(ms.EVENT_TIME)
     output = ROW
 
+    def __init__(self, picky: bool) -> None:
+        self.picky = picky
+
     def on_record(self, row: Any, at: ms.At) -> None:
         self.n.set(self.n.get() + row.v % 3 + 1)
         if at.time is not None:
@@ -146,6 +158,8 @@ class Session(ms.Computation):
             self.end.set(timedelta(seconds=5))
         else:
             self.n.delete()
+        if self.picky and n % 5 == 0:
+            raise ValueError("bad")
 
 
 class Quiet(ms.Computation):
@@ -187,6 +201,78 @@ class Alarm(ms.Computation):
     def rang(self, batch: ms.TimerBatch) -> Iterable[Any]:
         yield batch.output(firsts(batch), self.total.read(batch) % LIMIT, stamps(batch.times))
         self.total.delete(batch)
+
+
+class Tally(ms.Computation):
+    """A map per key, one record at a time: entries come, go, and go all at once."""
+
+    entries = ms.Map("long", "long", default=0)
+    output = ROW
+
+    def on_record(self, row: Any, at: ms.At) -> Iterable[Any]:
+        value = self.entries.get(row.v % 4) + row.v + 1
+        self.entries.set(row.v % 4, value)
+        if value % 3 == 0:
+            self.entries.delete(row.v % 4)
+        found = self.entries.items()
+        total = sum(value for _, value in found)
+        yield first(at.key), (total * 5 + len(found)) % LIMIT, at.time
+        if total > 50:
+            self.entries.clear()
+
+
+class Table(ms.Computation):
+    """A map per key, over whole columns."""
+
+    entries = ms.Map("long", "long", default=0)
+    output = ROW
+
+    def on_batch(self, batch: ms.Batch) -> Iterable[Any]:
+        sums: Counter[tuple[int, int]] = Counter()
+        for part in batch.inputs.values():
+            owners = np.repeat(np.arange(len(batch)), part.count()).tolist()
+            for place, v in zip(owners, part.column("v").to_pylist(), strict=True):
+                sums[place, v % 3] += v
+        places, subkeys = [place for place, _ in sums], [subkey for _, subkey in sums]
+        values = self.entries.read(batch, places, subkeys) + np.array(list(sums.values()))
+        self.entries.write(batch, places, subkeys, values)
+        found = self.entries.items(batch)
+        totals = np.bincount(found.places, found.values, len(batch)).astype(np.int64)
+        self.entries.clear(batch, where=totals % 11 == 0)
+        yield batch.output(firsts(batch), totals % LIMIT, [None] * len(batch))
+
+
+class Basket(ms.Computation):
+    """A bag per key, emptied when it is full."""
+
+    values = ms.Bag("long")
+    output = ROW
+
+    def on_record(self, row: Any, at: ms.At) -> Iterable[Any]:
+        self.values.append(row.v)
+        values = self.values.read()
+        if len(values) == 5:
+            yield first(at.key), mixed(values), at.time
+            self.values.clear()
+
+
+class Fading(ms.Computation):
+    """A value that is forgotten after a while of wall time without a write."""
+
+    total = ms.Value("long", default=0, ttl=timedelta(seconds=33.5))
+    output = ROW
+
+    def on_record(self, row: Any, at: ms.At) -> Iterable[Any]:
+        self.total.set(self.total.get() + row.v)
+        yield first(at.key), self.total.get() % LIMIT, at.time
+
+
+def mixed(values: Sequence[int]) -> int:
+    """A number that depends on all values and their order."""
+    found = 0
+    for value in values:
+        found = (found * 31 + value) % LIMIT
+    return found
 
 
 def add_one(batch: pa.RecordBatch) -> pa.RecordBatch:
@@ -245,6 +331,8 @@ class StepShape:
     kind: str
     number: int
     late: str
+    picky: bool
+    """Whether it fails on some records, which become dead letters."""
 
     @property
     def named(self) -> bool:
@@ -270,8 +358,11 @@ class Shape:
         return [name for name in self.streams if name in made]
 
 
-KINDS = ("running", "sum", "windows", "session", "quiet", "alarm")
+KINDS = ("running", "sum", "windows", "session", "quiet", "alarm", "tally", "table", "basket", "fading")
 NEEDS_TIME = ("windows", "session", "alarm")
+NEEDS_ORDER = ("running", "tally", "basket", "fading")
+NEEDS_CLOCK = ("quiet", "fading")
+CAN_FAIL = ("running", "sum", "session")
 
 
 def outputs_of(step: StepShape) -> list[str]:
@@ -325,11 +416,11 @@ def add_step(shape: Shape, rng: random.Random, name: str, on_spark: bool) -> Non
     read = [(stream, each.key) for each in inputs for stream in map(shape.streams.__getitem__, each.streams)]
     timed = any(stream.time for stream, _ in read)
     ordered = all(stream.order == "all" or (stream.order == "k" and "k" in key) for stream, key in read)
-    kinds = [kind for kind in KINDS if (timed or kind not in NEEDS_TIME) and (ordered or kind != "running")]
-    kind = rng.choice([kind for kind in kinds if not (on_spark and kind == "quiet")])
+    kinds = [kind for kind in KINDS if (timed or kind not in NEEDS_TIME) and (ordered or kind not in NEEDS_ORDER)]
+    kind = rng.choice([kind for kind in kinds if not (on_spark and kind in NEEDS_CLOCK)])
     late = rng.choice(("drop", "process", "output")) if timed else "drop"
     number = {"sum": rng.choice((0, 0, 3)), "quiet": rng.choice((0, 15, 40))}.get(kind, 0)
-    step = StepShape(name, tuple(inputs), kind, number, late)
+    step = StepShape(name, tuple(inputs), kind, number, late, kind in CAN_FAIL and rng.random() < 0.3)
     shape.nodes.append(step)
     keeps_key = width == 1 and not (kind == "sum" and number)
     by_k = all(key == ("k",) and stream.order for stream, key in read)
@@ -340,15 +431,19 @@ def add_step(shape: Shape, rng: random.Random, name: str, on_spark: bool) -> Non
 
 
 def computation_of(step: StepShape) -> ms.Computation:
-    plain: dict[str, type[ms.Computation]] = {
-        "running": Running,
+    made: dict[str, Callable[[], ms.Computation]] = {
+        "running": lambda: Running(step.picky),
+        "sum": lambda: Sum(step.number, step.picky),
         "windows": Windows,
-        "session": Session,
+        "session": lambda: Session(step.picky),
+        "quiet": lambda: Quiet(step.number),
         "alarm": Alarm,
+        "tally": Tally,
+        "table": Table,
+        "basket": Basket,
+        "fading": Fading,
     }
-    if step.kind in plain:
-        return plain[step.kind]()
-    return Sum(step.number) if step.kind == "sum" else Quiet(step.number)
+    return made[step.kind]()
 
 
 def build(
@@ -369,10 +464,14 @@ def build(
             streams[node.name] = read.map_batches(node.name, MAPS[node.kind][0], output=ROW)
             continue
         keyed = {each.name: united(streams, each.streams).key_by(*each.key) for each in node.inputs}
+        rules = {"late": node.late, "on_error": "dead_letter" if node.picky else "stop"}
         if node.named:
-            made = query.compute(node.name, computation_of(node), late=node.late, **keyed)
+            made = query.compute(node.name, computation_of(node), **rules, **keyed)
         else:
-            made = keyed["input"].compute(node.name, computation_of(node), late=node.late)
+            made = keyed["input"].compute(node.name, computation_of(node), **rules)
+        if node.picky:
+            name = sink_name(f"{node.name}.dead_letter")
+            made.output("dead_letter").sink(name, sinks[name] if sinks is not None else ms.Memory())
         for output in outputs_of(node):
             full = f"{node.name}.{output}" if output else node.name
             streams[full] = made.output(output) if output else made
@@ -474,10 +573,13 @@ class OracleStep:
 
     def __init__(self, shape: StepShape) -> None:
         self.shape, self.cells = shape, dict[Any, Cell]()
+        self.letters: list[str] = []
+        """The keys of the dead letters of the epoch."""
 
     def run(self, records: Mapping[Any, list[Record]], mark: int, clock: int) -> Made:
         """Applies an epoch: the records of every key, then its timers."""
         made: Made = []
+        self.letters = []
         for key, mine in records.items():
             made += getattr(self, f"_{self.shape.kind}")(key, self.cells.setdefault(key, Cell()), mine, clock)
         limit = clock if self.shape.kind == "quiet" else mark
@@ -488,12 +590,21 @@ class OracleStep:
                 made += getattr(self, f"_{self.shape.kind}_fires")(key, cell.state, cell.timers, time, payload)
         return made
 
-    def state(self, name: str) -> dict[Any, Any]:
-        return {key: cell.state[name] for key, cell in self.cells.items() if name in cell.state}
+    def state(self, name: str, clock: int) -> dict[Any, Any]:
+        """The state by key; of a map, by key and subkey."""
+        kept = {key: cell.state[name] for key, cell in self.cells.items() if cell.state.get(name) not in (None, {}, [])}
+        if name == "entries":
+            return {(*parts(key), sub): value for key, found in kept.items() for sub, value in found.items()}
+        if self.shape.kind == "fading":
+            kept = {key: total for key, (total, written) in kept.items() if clock - written < 33.5 * SECOND}
+        return {parts(key): value for key, value in kept.items()}
 
     def _running(self, key: Any, cell: Cell, records: list[Record], clock: int) -> Made:
         made: Made = []
         for record in records:
+            if self.shape.picky and record.v == BAD:
+                self.letters.append(repr(key))
+                continue
             total, time = cell.state.get("total", 0) + record.v, as_time(record.time)
             made.append(("", (first(key), (total * 3 + cell.state.get("last", 7)) % LIMIT, time), record.time))
             cell.state |= {"total": total, "last": record.v}
@@ -504,6 +615,9 @@ class OracleStep:
         return made
 
     def _sum(self, key: Any, cell: Cell, records: list[Record], clock: int) -> Made:
+        if self.shape.picky and any(record.v == BAD for record in records):
+            self.letters += [repr(key)] * len(records)
+            return []
         total = cell.state.pop("total", 0) + sum(record.v for record in records)
         if total % 7:
             cell.state["total"] = total
@@ -536,6 +650,9 @@ class OracleStep:
         return []
 
     def _session_fires(self, key: Any, state: dict[str, Any], timers: Any, time: int, payload: Any) -> Made:
+        if self.shape.picky and state.get("n", 0) % 5 == 0:
+            self.letters.append(repr(key))
+            return []
         n = state.pop("n", 0)
         if n > 4:
             state["n"] = n - 4
@@ -559,6 +676,53 @@ class OracleStep:
 
     def _alarm_fires(self, key: Any, state: dict[str, Any], timers: Any, time: int, payload: Any) -> Made:
         return [("", (first(key), state.pop("total", 0) % LIMIT, as_time(time)), time)]
+
+    def _tally(self, key: Any, cell: Cell, records: list[Record], clock: int) -> Made:
+        made: Made = []
+        entries = cell.state.setdefault("entries", {})
+        for record in records:
+            entries[record.v % 4] = entries.get(record.v % 4, 0) + record.v + 1
+            if entries[record.v % 4] % 3 == 0:
+                del entries[record.v % 4]
+            total = sum(entries.values())
+            made.append(("", (first(key), (total * 5 + len(entries)) % LIMIT, as_time(record.time)), record.time))
+            if total > 50:
+                entries.clear()
+        return made
+
+    def _table(self, key: Any, cell: Cell, records: list[Record], clock: int) -> Made:
+        entries = cell.state.setdefault("entries", {})
+        for record in records:
+            entries[record.v % 3] = entries.get(record.v % 3, 0) + record.v
+        total = sum(entries.values())
+        if total % 11 == 0:
+            entries.clear()
+        return [("", (first(key), total % LIMIT, None), max(record.time for record in records))]
+
+    def _basket(self, key: Any, cell: Cell, records: list[Record], clock: int) -> Made:
+        made: Made = []
+        values = cell.state.setdefault("values", [])
+        for record in records:
+            values.append(record.v)
+            if len(values) == 5:
+                made.append(("", (first(key), mixed(values), as_time(record.time)), record.time))
+                values.clear()
+        return made
+
+    def _fading(self, key: Any, cell: Cell, records: list[Record], clock: int) -> Made:
+        made: Made = []
+        total, written = cell.state.get("total", (0, clock))
+        if clock - written > 33.5 * SECOND:
+            total = 0
+        for record in records:
+            total += record.v
+            made.append(("", (first(key), total % LIMIT, as_time(record.time)), record.time))
+        cell.state["total"] = (total, clock)
+        return made
+
+
+def parts(key: Any) -> tuple[Any, ...]:
+    return key if isinstance(key, tuple) else (key,)
 
 
 class Oracle:
@@ -650,6 +814,9 @@ class Oracle:
             if timed:
                 held[full] = ALWAYS if min(timed) == ALWAYS else mark
 
+    def state(self, step: str, name: str) -> dict[Any, Any]:
+        return self.steps[step].state(name, self.clock * 1000)
+
     def watermark(self, name: str) -> datetime | None:
         return as_time(self.marks.get(name, NEVER))
 
@@ -672,6 +839,20 @@ def by_k(rows: Sequence[Any]) -> dict[Any, list[Any]]:
 
 
 def states_of(step: StepShape) -> list[str]:
-    return {"running": ["total", "last"], "sum": ["total"], "windows": ["sums"], "alarm": ["total"]}.get(
-        step.kind, ["n"]
-    )
+    named = {"running": ["total", "last"], "windows": ["sums"], "session": ["n"], "quiet": ["n"], "basket": ["values"]}
+    return ["entries"] if step.kind in ("tally", "table") else named.get(step.kind, ["total"])
+
+
+def by_key(step: StepShape, rows: Sequence[tuple[Any, ...]]) -> dict[Any, Any]:
+    """State as rows of keys, perhaps a subkey, and a value; of a bag, its parts in the order of their epochs."""
+    if step.kind != "basket":
+        return {row[:-1]: row[-1] for row in rows}
+    found: dict[Any, list[Any]] = {}
+    for row in sorted(rows, key=lambda row: row[-2]):
+        found.setdefault(row[:-2], []).extend(row[-1])
+    return found
+
+
+def compare_letters(oracle: Oracle, step: StepShape, found: Sequence[Any], epoch: int) -> None:
+    expected = [(step.name, key, "ValueError: bad", epoch) for key in oracle.steps[step.name].letters]
+    assert Counter((name, key, error, at) for name, key, _, error, at in found) == Counter(expected)

@@ -21,12 +21,15 @@ from millstream.testing import CRASH, Crash, FaultyStore, Simulated
 from random_queries import (
     DAY,
     FAR,
+    KINDS,
     ROW,
     Oracle,
     Shape,
     Weather,
     build,
+    by_key,
     compare,
+    compare_letters,
     micros,
     shape_from,
     sink_name,
@@ -75,8 +78,8 @@ class Life:
         self.clock(100)
         for step in self.shape.steps:
             for name in states_of(step):
-                found = {row[0] if len(row) == 2 else row[:-1]: row[-1] for row in self.sim.state(step.name, name)}
-                assert found == self.oracle.steps[step.name].state(name), f"{step.name}.{name}"
+                found = by_key(step, self.sim.state(step.name, name))
+                assert found == self.oracle.state(step.name, name), f"{step.name}.{name}"
         self.seen.update(step.kind for step in self.shape.steps)
         self.seen.update(f"late={step.late}" for step in self.shape.steps)
         self.seen[f"depth {self.sim.graph.depth}"] += 1
@@ -146,6 +149,10 @@ class Life:
             self.seen["rows"] += len(rows)
             self.seen["late rows"] += len(rows) if stream.endswith(".late") else 0
         for step in self.shape.steps:
+            if step.picky:
+                letters = self.sim.delivered[sink_name(f"{step.name}.dead_letter")].get(self.sim.epoch, [])
+                compare_letters(self.oracle, step, letters, self.sim.epoch)
+                self.seen["dead letters"] += len(letters)
             assert self.sim.late(step.name) == self.oracle.late[step.name], f"late at {step.name}"
             assert self.sim.watermark(step.name) == self.oracle.watermark(step.name), f"watermark of {step.name}"
         for source in self.shape.sources:
@@ -175,13 +182,9 @@ def test_any_query_with_any_records_and_crashes_is_that_of_a_sequential_run(
         wanted = [
             "compactions",
             *(f"store: {mode}" for mode in ("refuse", "lose", "crash", "crash_after")),
-            "running",
-            "sum",
-            "windows",
-            "session",
-            "quiet",
-            "alarm",
+            *KINDS,
             "depth 3",
+            "dead letters",
             "late=output",
             "late rows",
             "CRASH",
