@@ -112,3 +112,10 @@ def test_what_cannot_be_is_refused() -> None:
     untimed.source("s", None).dedupe("once", id="id", within="1 hour")
     with pytest.raises(ms.UserError, match="event_time"):
         Simulated(untimed, SCHEMA)
+
+
+def test_the_watermark_of_the_epoch_itself_forgets_nothing_that_its_records_need() -> None:
+    sim = Simulated(build(30), SCHEMA)
+    sim.feed(s=[("a", 0, at(0), 1)])
+    sim.feed(s=[("b", 0, at(1000), 2), ("a", 0, at(20), 3), ("a", 0, at(31), 4)])
+    assert sorted(row[3] for row in sim.outputs("out")) == [1, 2, 4]
