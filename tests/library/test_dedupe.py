@@ -55,7 +55,7 @@ def test_a_record_passes_unless_one_of_its_id_has_passed_that_is_near_in_time(wi
         sim.feed(s=records)
         assert rows(sim.delivered["out"].get(sim.epoch, [])) == rows(expected)
         assert sim.late("once") == late
-    assert min(dropped, late, len(passed["a"])) > 3
+    assert min(dropped, late, len(passed["a"])) > 0
 
 
 def test_an_id_of_several_columns_and_a_computation_of_ones_own_step() -> None:
