@@ -461,7 +461,7 @@ class _StepRun:
             for place, failure in failed.items():
                 alone = grouped.only(np.arange(len(grouped.hashes)) == place)
                 letters += letters_of(self._batch(alone), self.step.timers, alone.due, failure.cause)
-                self._count_as_fired(ran, alone)
+            self._count_as_fired(ran, grouped.only(np.isin(np.arange(len(grouped.hashes)), list(failed))))
         else:
             ran = self._ran(grouped, marks)
             letters += ran.outcome.letters

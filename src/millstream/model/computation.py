@@ -366,7 +366,7 @@ def _apply_records(run: _RecordRun, guard: Guarded | None, due: dict[str, Due]) 
     """Applies the records key by key, then the timers that are due."""
     batch = run.batch
     if guard is not None:
-        run.computation = guard
+        run.guard, run.on_record = guard, guard.on_record
     collecting = gc.isenabled()
     gc.disable()  # many small tuples and no cycles: the collector would walk all of them again and again
     try:
@@ -392,7 +392,9 @@ class _RecordRun:
     def __init__(
         self, computation: Computation, batch: Batch, handles: list[Any], timers: dict[str, RecordTimer]
     ) -> None:
-        self.computation: Any = computation
+        self.computation = computation
+        self.on_record: Callable[[Any, At], Iterable[Any] | None] = computation.on_record
+        self.guard: Guarded | None = None
         self.batch, self.handles, self.timers = batch, handles, timers
         self.keys = _keys(batch)
         self.at = At(batch.epoch, batch._watermark)
@@ -423,7 +425,7 @@ class _RecordRun:
     def apply_only(self) -> None:
         """The quickest way, for one input without event time."""
         [(self.at.input, records, bounds)] = self.parts
-        handles, at, on_record = self.handles, self.at, self.computation.on_record
+        handles, at, on_record = self.handles, self.at, self.on_record
         produced, ends, extend = self.produced, self.ends, self.produced.extend
         for index, key in enumerate(self.keys):
             self.index = index
@@ -439,7 +441,7 @@ class _RecordRun:
 
     def apply_all(self) -> None:
         """Several inputs without event time."""
-        at, on_record = self.at, self.computation.on_record
+        at, on_record = self.at, self.on_record
         for index in range(len(self.keys)):
             self._begin(index)
             for at.input, records, bounds in self.parts:
@@ -461,7 +463,7 @@ class _RecordRun:
                     self.record, at.micros = records[position], times[position]
                     for timer in self.event_timers:
                         timer.now = at.micros
-                    yielded = self.computation.on_record(self.record, at)
+                    yielded = self.on_record(self.record, at)
                     if yielded is not None:
                         produced.extend(yielded)
                         stamps += [at.micros] * (len(produced) - len(stamps))
@@ -477,7 +479,8 @@ class _RecordRun:
                 self.timer, event = timer, timer.declared.kind == EVENT_TIME
                 for each in self.event_timers:
                     each.now = at.micros if event else each.limit
-                yielded = getattr(self.computation, timer.declared.callback or "")(at)
+                callback = getattr(self.computation, timer.declared.callback or "")
+                yielded = callback(at) if self.guard is None else self.guard.called(callback, at)
                 if yielded is not None:
                     before = len(produced)
                     produced.extend(yielded)

@@ -103,28 +103,24 @@ class RecordHandle(Protocol):
 
 
 class Guarded:
-    """Stands for a computation in a run of records: what one of its calls raises becomes a letter."""
+    """Calls the methods of a computation in a run of records: what one of the calls raises becomes a letter."""
 
     def __init__(self, run: _RecordRun, convert: Callable[[list[Any]], Any], schemas: Mapping[str, pa.Schema]) -> None:
-        self._run, self._inner, self._convert = run, run.computation, convert
+        self._run, self._on_record, self._convert = run, run.computation.on_record, convert
         self._handles: list[RecordHandle] = run.handles
         self._fits = None if "" not in schemas else [fitting(field.type) for field in schemas[""]]
         self.letters: list[Letter] = []
 
     def on_record(self, record: Any, at: Any) -> list[Any] | None:
-        return self._called(self._inner.on_record, record, at)
-
-    def __getattr__(self, callback: str) -> Callable[[Any], list[Any] | None]:
-        """The callback of a timer."""
-        fn = getattr(self._inner, callback)
-        return lambda at: self._called(fn, at)
+        return self.called(self._on_record, record, at)
 
     def endless(self, error: Exception, timer: RecordTimer, micros: int, tag: str) -> None:
         """A timer that keeps setting itself is not called again."""
         self._run.timer, self._run.at.micros, self._run.at.tag = timer, micros, tag
         self._note(error)
 
-    def _called(self, fn: Callable[..., Any], *arguments: Any) -> list[Any] | None:
+    def called(self, fn: Callable[..., Any], *arguments: Any) -> list[Any] | None:
+        """What a call yields, all of it; None if it failed."""
         saved = [handle.saved() for handle in self._handles]
         try:
             yielded = fn(*arguments)
