@@ -5,7 +5,8 @@
 The driver and the Python workers are real processes that share the count of operations (faults/sitecustomize.py has
 the modes and roles). For each k the query is started on the same store with new input, meets the fault, and ends or
 goes on; then state and sink must equal a sequential count of the files up to the offset of the last committed epoch.
-When a run has fewer operations than k, one of each kind is hit. Prints one JSON line.
+When a run has fewer operations than k, one of each kind is hit. In mode `levels` the query has three levels, with
+timers and two outputs, and one of each kind is hit that `ON_LEVELS` lists. Prints one JSON line.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-from killed_job import Count
+from killed_job import Bells, Count
 from processes import add_input, arm, delivered, disarm
 from pyspark.sql import SparkSession
 
@@ -43,11 +44,22 @@ KINDS = [
 ]
 
 
+ON_LEVELS = [
+    ("refuse", "put", "segments/second/"),
+    ("lose", "put", "productions/third.even/"),
+    ("lose", "create", "-2.0"),
+    ("kill_after", "create", "-2.1"),
+    ("kill_after", "put", "segments/second/"),
+    ("kill_after", "put", "segments/third/bell/"),
+]
+"""What is done to operations of workers on the second and third level; the second has strong productions."""
+
+
 class Faulty:
     """The query, its input, and what has become of it."""
 
-    def __init__(self, spark: SparkSession, folder: Path) -> None:
-        self.spark, self.folder = spark, folder
+    def __init__(self, spark: SparkSession, folder: Path, levels: bool) -> None:
+        self.spark, self.folder, self.levels = spark, folder, levels
         self.rng = random.Random(7)
         self.files: list[Counter[str]] = []
 
@@ -58,19 +70,17 @@ class Faulty:
                 self.files.append(Counter())
                 add_input(self.folder, self.rng, 1, self.files[-1])
         reader = self.spark.readStream.schema("key long").option("maxFilesPerTrigger", 1)
-        query = ms.Query("faulty")
-        counts = query.source("events", reader.parquet(str(self.folder / "in"))).key_by("key").compute("count", Count)
-        counts.sink("out", ms.Parquet(str(self.folder / "out")))
-        query.start(
+        build(reader.parquet(str(self.folder / "in")), self.folder, self.levels).start(
             self.spark, store=str(self.folder / "store"), trigger={"availableNow": True}, retain=1
         ).await_termination()
 
     def check(self, when: str) -> None:
-        """State equals the count of the files that are committed."""
+        """The state of every step equals the count of the files that are committed."""
         opened = self.journal()
-        found = read_state(opened.store, step(), "total", opened.history.manifest).to_pylist()
         expected = sum(self.files[: self.committed()], Counter())
-        assert {str(row["key"]): row["total"] for row in found} == dict(expected), when
+        for each in steps(self.levels):
+            found = read_state(opened.store, each, "total", opened.history.manifest).to_pylist()
+            assert {str(row["key"]): row["total"] for row in found} == dict(expected), f"{when}: {each.name}"
 
     def check_everything(self) -> None:
         """All files are committed and delivered."""
@@ -112,12 +122,18 @@ def main(folder: Path, master: str, mode: str, role: str) -> None:
     settings = {"spark.ui.enabled": "false", "spark.driver.memory": "1g"}
     spark = ms.session("faulty", master=master, settings=settings)
     spark.sparkContext.setLogLevel("OFF")
-    faulty, hits = Faulty(spark, folder), []
-    while hit := faulty.meet({"at": len(hits) + 1, "mode": mode, **({"role": role} if role else {})}):
-        hits.append(hit)
-    for actor, operation, match in KINDS:  # which ones the k-th were depends on where epochs fell
+    levels = mode == "levels"
+    faulty, hits = Faulty(spark, folder, levels), []
+    kinds = [(mode, *kind) for kind in KINDS]
+    if levels:
+        kinds = [(how, "worker", operation, match) for how, operation, match in ON_LEVELS]
+        faulty.meet({"at": 0, "mode": mode})
+    else:
+        while hit := faulty.meet({"at": len(hits) + 1, "mode": mode, **({"role": role} if role else {})}):
+            hits.append(hit)
+    for how, actor, operation, match in kinds:  # which ones the k-th were depends on where epochs fell
         if role in ("", actor):
-            fault = {"at": 1, "mode": mode, "role": actor, "operations": [operation], "match": match}
+            fault = {"at": 1, "mode": how, "role": actor, "operations": [operation], "match": match}
             hits.append(next(filter(None, (faulty.meet(fault) for _ in range(8)))))
     faulty.meet({"at": 0, "mode": mode})
     faulty.check_everything()
@@ -125,10 +141,37 @@ def main(folder: Path, master: str, mode: str, role: str) -> None:
     spark.stop()
 
 
-def step() -> Step:
+class Pass(ms.Computation):
+    """Counts the records of each key, and passes them on."""
+
+    total = ms.Value("long", default=0)
+    output = "key long"
+
+    def on_batch(self, batch: ms.Batch) -> Any:
+        self.total.write(batch, self.total.read(batch) + batch.count())
+        yield batch.output(batch.column("key"))
+
+
+def build(origin: Any, folder: Path, levels: bool) -> ms.Query:
     query = ms.Query("faulty")
-    query.source("events", None).key_by("key").compute("count", Count).sink("out", ms.Memory())
-    return resolve(query, {"events": pa.schema([("key", pa.int64())])}).steps[0]
+    events, out = query.source("events", origin).key_by("key"), ms.Parquet(str(folder / "out"))
+    if not levels:
+        events.compute("count", Count).sink("out", out)
+        return query
+    second = events.compute("first", Pass).key_by("key").compute("second", Pass, productions="strong")
+    third = second.key_by("key").compute("third", Bells)
+    third.sink("out", out)
+    third.output("even").sink("even_out", ms.Parquet(str(folder / "even")))
+    return query
+
+
+def steps(levels: bool) -> tuple[Step, ...]:
+    query = build(None, Path("unused"), levels)
+    return resolve(query, {"events": pa.schema([("key", pa.int64())])}).steps
+
+
+def step() -> Step:
+    return steps(levels=False)[0]
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from faulty_job import step
+from faulty_job import ON_LEVELS, step
 from killed_job import run as run_here
 from processes import HERE, add_input, arm, check, delivered, disarm, job, make_input, reported, run, wait_stopped
 from pyspark.sql import SparkSession
@@ -39,6 +39,16 @@ def test_a_store_that_fails_on_any_operation_of_any_process_costs_no_record(
     print("\n".join(hits))
     assert any(hit.endswith(": went on") for hit in hits)
     assert role or any(hit.endswith(": stopped") for hit in hits)
+
+
+def test_a_store_that_fails_on_levels_two_and_three_costs_no_record(tmp_path: Path) -> None:
+    """Timers, two outputs, strong productions: operations are refused, replies lost, workers killed after one."""
+    disarm(tmp_path)
+    code, hits, err = run(tmp_path, "local[2]", "levels", script=HERE / "faulty_job.py")
+    assert code == 0, err
+    print("\n".join(hits))
+    assert len(hits) == len(ON_LEVELS)
+    assert all(hit.endswith(": went on") for hit in hits), "each costs an attempt, and none the query"
 
 
 def test_a_driver_killed_inside_a_delivery_delivers_once(
