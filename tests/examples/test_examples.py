@@ -18,8 +18,7 @@ import airlines
 import fraud
 import inputs
 import zeitgeist
-from millstream.store.objects import open_store
-from millstream.testing import Crash, Simulated
+from millstream.testing import CRASH, Simulated
 from pages import ROOT, fences_of
 
 EXAMPLES = sorted(path.name for path in (ROOT / "examples").glob("*.py"))
@@ -37,25 +36,11 @@ def cut(rng: random.Random, rows: Sequence[Any], count: int) -> Epochs:
     return [list(rows[a:b]) for a, b in zip([0, *ends], [*ends, len(rows)], strict=True)]
 
 
-def simulate(example: ModuleType, source: str, schema: str, epochs: Epochs, crash_at: int = -1) -> Simulated:
-    """Runs the query of an example. In one epoch the driver dies just before the commit; another one goes on."""
-    store = open_store("memory://")
-
-    def die(moment: str, epoch: int) -> None:
-        if (moment, epoch) == ("executed", crash_at):
-            raise Crash
-
-    simulated = Simulated(example.build(None, "nowhere"), {source: schema}, store, observe=die)
-    before: dict[str, dict[int, list[Any]]] = {}
-    for rows in epochs:
-        try:
-            simulated.feed(**{source: rows})
-        except Crash:
-            before = simulated.delivered
-            simulated = Simulated(example.build(None, "nowhere"), {source: schema}, store, slots=3)
-            simulated.feed(**{source: rows})
-    for sink, delivered in before.items():
-        simulated.delivered[sink] = {**delivered, **simulated.delivered[sink]}
+def simulate(example: ModuleType, source: str, schema: str, epochs: Epochs, crash_at: int) -> Simulated:
+    """Runs the query of an example; in one epoch the driver dies just before the commit, and another one goes on."""
+    simulated = Simulated(example.build(None, "nowhere"), {source: schema}, slots=3)
+    for number, rows in enumerate(epochs):
+        simulated.feed(**{source: [*rows, CRASH.at("executed")] if number == crash_at else rows})
     return simulated
 
 

@@ -248,7 +248,10 @@ class Simulated:
             self._stated = {}
 
     def watermark(self, step: str) -> datetime | None:
-        """The watermark of a step, or of a source."""
+        """The watermark of a step, or of a source; None if it has none, or not yet."""
+        names = [*(each.name for each in self.graph.sources), *(each.name for each in self.graph.steps)]
+        if step not in names:
+            raise UserError(f"no source or step {step!r}; the query has {', '.join(names)}")
         history = self.driver.journal.history
         if step in history.clocks:
             return moment(history.clocks[step].watermark)
@@ -268,6 +271,8 @@ class Simulated:
 
     def outputs(self, sink: str) -> list[tuple[Any, ...]]:
         """All productions that reached a sink, epoch by epoch."""
+        if sink not in self.delivered:
+            raise UserError(f"no sink {sink!r}; the query has {', '.join(self.delivered) or 'none'}")
         return [row for epoch in sorted(self.delivered[sink]) for row in self.delivered[sink][epoch]]
 
     def state(self, step: str, state: str | None = None, epoch: int | None = None) -> list[tuple[Any, ...]]:
@@ -276,8 +281,12 @@ class Simulated:
         history = self.driver.journal.history
         if epoch is not None and epoch != history.epoch:
             history = history_at(self.store, Epoch(epoch))
-        chosen = next(s for s in self.graph.steps if s.name == step)
-        name = state or next(iter(chosen.states))
+        chosen = next((each for each in self.graph.steps if each.name == step), None)
+        if chosen is None:
+            raise UserError(f"no step {step!r}; the query has {', '.join(each.name for each in self.graph.steps)}")
+        name = state or next(iter(chosen.states), "")
+        if name not in chosen.states:
+            raise UserError(f"step {step!r} has no state {name!r}; it has {', '.join(chosen.states) or 'none'}")
         table = read_state(self.store, chosen, name, history)
         rows = [tuple(row.values()) for row in table.to_pylist()]
         declared = chosen.states[name]
@@ -290,6 +299,9 @@ class Simulated:
 
 def to_batch(rows: Sequence[Any], schema: pa.Schema) -> pa.RecordBatch:
     """Tuples as a record batch."""
+    for row in rows:
+        if not isinstance(row, (tuple, list)) or len(row) != len(schema):
+            raise UserError(f"found the record {row!r}, expected a tuple of {', '.join(schema.names)}")
     columns = list(zip(*rows, strict=True)) if rows else [()] * len(schema)
     arrays = [array_from(list(column), field.type) for field, column in zip(schema, columns, strict=True)]
     return pa.RecordBatch.from_arrays(arrays, schema=schema)
