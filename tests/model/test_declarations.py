@@ -171,6 +171,17 @@ def test_a_state_or_timer_may_be_called_setup_or_close() -> None:
     assert sim.outputs("out") == [("a", 2)]
 
 
+def test_assigning_to_a_state_is_refused_where_it_happens() -> None:
+    class Assigning(Base):
+        def on_record(self, row: Any, at: ms.At) -> None:
+            self.total = self.total.get() + row.amount  # type: ignore[assignment]
+
+    query = ms.Query("q")
+    query.source("events", None).key_by("user").compute("sum", Assigning)
+    with pytest.raises(ms.StepError, match="self.total = 5: 'total' is a state; change it with its methods"):
+        Simulated(query, {"events": "user string, amount long"}).feed(events=[("a", 5)])
+
+
 def test_setup_and_close_surround_every_attempt_also_a_failed_one() -> None:
     calls: list[str] = []
 

@@ -102,6 +102,16 @@ class Computation:
     outputs: ClassVar[Mapping[str, str]] = {}
     """Named outputs and their schemas, besides the unnamed one: what is yielded as `to("name", ...)`."""
 
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Refuses `self.total = ...` where `total` is declared: it would hide the state, and be gone with the epoch."""
+        declared = getattr(type(self), name, None)
+        if isinstance(declared, (State, Timer)) and not isinstance(value, (State, Timer)):
+            what = "timer" if isinstance(declared, Timer) else "state"
+            raise UserError(
+                f"self.{name} = {value!r}: {name!r} is a {what}; change it with its methods, as self.{name}.set(...)"
+            )
+        super().__setattr__(name, value)
+
     def setup(self) -> None:
         """Called once before the first batch of a slot and attempt: the place to open a connection."""
 
