@@ -104,6 +104,16 @@ def test_names_are_unique_and_fit_for_paths() -> None:
             stream.key_by("user").compute(name, Base)  # type: ignore[arg-type]
 
 
+def test_a_stream_without_a_key_says_what_it_lacks() -> None:
+    stream = ms.Query("q").source("events", None)
+    with pytest.raises(
+        AttributeError, match=r"a stream has no 'compute': key it first, as stream.key_by\(...\).compute"
+    ):
+        stream.compute("sum", Base)  # type: ignore[attr-defined]
+    with pytest.raises(AttributeError, match="a stream has no 'computed'$"):
+        _ = stream.computed  # type: ignore[attr-defined]
+
+
 def test_what_leads_nowhere_is_refused() -> None:
     schemas = {"events": parse_schema(SCHEMA["events"])}
     query = Query("q")

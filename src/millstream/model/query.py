@@ -17,7 +17,7 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
@@ -327,6 +327,12 @@ class Stream(StreamEntries):
     def name(self) -> str:
         """The stream's name; of several, all of them."""
         return " + ".join(self.streams)
+
+    if not TYPE_CHECKING:  # type checkers see by themselves what is missing
+
+        def __getattr__(self, name: str) -> Any:
+            hint = f": key it first, as stream.key_by(...).{name}(...)" if hasattr(KeyedStream, name) else ""
+            raise AttributeError(f"a stream has no {name!r}{hint}")
 
     def output(self, name: str) -> Stream:
         """A named output of the step that made this stream: one that its computation declares in `outputs`, or
