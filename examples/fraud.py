@@ -14,7 +14,7 @@ SILENCE, HASTE = timedelta(minutes=20), timedelta(minutes=1)
 
 
 class Sessions(ms.Computation):
-    """A card's session ends after some silence. What looks wrong is reported at once."""
+    """A card's session ends after some silence. What looks wrong is reported while it lasts."""
 
     session = ms.Value("struct<began: timestamp, payments: long, total: double>")
     recent = ms.Value("array<timestamp>", default=[])  # the last payments
