@@ -324,7 +324,7 @@ class FussyBatch(ms.Computation):
 
 
 class BatchOracle(Oracle):
-    """The same key by key: one that fails in an epoch stays as before it, and its due timers are over."""
+    """The same key by key: one that fails in an epoch is as without its records; its due timers fire."""
 
     def feed(self, commands: list[Command], mark: int) -> None:
         made: Counter[Any] = Counter()
@@ -342,8 +342,12 @@ class BatchOracle(Oracle):
                 for _, _, verb, v, due in mine:
                     letters[str(k), f"'{verb}', v={v}, due={due})"] += 1
                 if waiting is not None and waiting[0] <= self.mark:
-                    letters[str(k), f"timer 'alarm' at {at(waiting[0])}, tag ''"] += 1
                     del key.timers[""]
+                    if waiting[1] == "set bad":
+                        letters[str(k), f"timer 'alarm' at {at(waiting[0])}, tag ''"] += 1
+                    else:
+                        key.total = (key.total or 0) + 1000
+                        made[k, "ring", 0] += 1
                 continue
             if mine:
                 key.total = (key.total or 0) + sum(command[3] for command in mine)

@@ -12,7 +12,7 @@ import pytest
 
 import millstream as ms
 from jobs import EVENTS, Event, Oracle, two_steps
-from millstream.engine import host, upkeep
+from millstream.engine import step, upkeep
 from millstream.errors import DamagedObject, Fenced, MillstreamError, StepError, StoreUnavailable, UserError
 from millstream.store import garbage, names
 from millstream.store.objects import open_store
@@ -27,14 +27,14 @@ def some_events(rng: random.Random, count: int = 40, users: int = 12) -> list[Ev
 @pytest.fixture
 def only_compaction(monkeypatch: pytest.MonkeyPatch) -> None:
     """Epochs take up no older segments, so that compaction has something to do."""
-    monkeypatch.setattr(host, "TAKE_UP", 0)
+    monkeypatch.setattr(step, "TAKE_UP", 0)
 
 
 @pytest.mark.parametrize("take_up", [0, 2, 100])
 def test_state_and_outputs_equal_a_sequential_run(
     take_up: int, rng: random.Random, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(host, "TAKE_UP", take_up)
+    monkeypatch.setattr(step, "TAKE_UP", take_up)
     sim, oracle = Simulated(two_steps(), EVENTS, slots=3, map_tasks=4), Oracle()
     for _ in range(60):
         events = some_events(rng)

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import millstream as ms
-from millstream.engine import host
+from millstream.engine import step
 from millstream.errors import StepError, UserError
 from millstream.model.query import Query
 from millstream.store import least
@@ -256,7 +256,7 @@ def test_any_life_of_holds_is_that_of_a_dictionary(take_up: int, kind: Any, seed
     rng = random.Random(seed)
     store, oracle = open_store("memory://"), Oracle()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(host, "TAKE_UP", take_up)
+        patch.setattr(step, "TAKE_UP", take_up)
         patch.setattr(least, "LOOK_AT", rng.choice([1, 3, 1024]))
         sim = build(holding(kind), store, slots)
         for epoch in range(14):
@@ -289,7 +289,7 @@ def test_many_holds_cost_a_look_at_a_few_of_them_and_stale_ones_are_passed_once(
 ) -> None:
     looked: list[int] = []
     real = least._least_of
-    monkeypatch.setattr(host, "TAKE_UP", 0)
+    monkeypatch.setattr(step, "TAKE_UP", 0)
     monkeypatch.setattr(least, "_least_of", lambda *given: (looked.append(len(given[-1])), real(*given))[1])
     sim = build(holding(HoldingBatch), slots=1)
     sim.feed(commands=[hold_at(key, 30) for key in range(5000)] + [hold_at(9999, 100, ts=500)])

@@ -10,12 +10,12 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from jobs import EVENTS, Event, Oracle, two_steps
-from millstream.engine import host
+from millstream.engine import step
 from millstream.errors import Fenced, MillstreamError
 from millstream.store.objects import open_store
 from millstream.testing import Crash, FaultyStore, Simulated
 
-TAKE_UP = host.TAKE_UP
+TAKE_UP = step.TAKE_UP
 events_of_an_epoch = st.lists(
     st.tuples(st.sampled_from(["a", "b", "c", None, "dd", ""]), st.integers(-3, 7)), max_size=12
 )
@@ -96,10 +96,10 @@ class LifeOfAQuery(RuleBasedStateMachine):
 
     @rule(times=st.sampled_from([0, 2, 100]))
     def take_up_more_or_less(self, times: int) -> None:
-        host.TAKE_UP = times
+        step.TAKE_UP = times
 
     def teardown(self) -> None:
-        host.TAKE_UP = TAKE_UP
+        step.TAKE_UP = TAKE_UP
 
     @rule()
     def collect_garbage(self) -> None:

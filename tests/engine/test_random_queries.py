@@ -169,7 +169,7 @@ def test_any_query_with_any_records_and_crashes_is_that_of_a_sequential_run(
         life: Life | None = None
         try:
             life = Life(number)
-            monkeypatch.setattr("millstream.engine.host.TAKE_UP", life.rng.choice((0, 2)))  # with compactions, or few
+            monkeypatch.setattr("millstream.engine.step.TAKE_UP", life.rng.choice((0, 2)))  # with compactions, or few
             life.run(6)
         except BaseException as error:
             error.add_note(f"MILLSTREAM_SEED={number} MILLSTREAM_QUERIES=1 makes this query again")

@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import millstream as ms
-from millstream.engine import host
+from millstream.engine import step
 from millstream.errors import UserError
 from millstream.model.query import Query
 from millstream.store.objects import open_store
@@ -374,7 +374,7 @@ def test_any_life_of_timers_is_that_of_a_dictionary(take_up: int, kind: Any, see
     rng = random.Random(seed)
     store, oracle = open_store("memory://"), Oracle()
     patch = pytest.MonkeyPatch()
-    patch.setattr("millstream.engine.host.TAKE_UP", take_up)
+    patch.setattr("millstream.engine.step.TAKE_UP", take_up)
     try:
         sim = Simulated(obeying(kind), {"commands": COMMANDS}, store, slots=slots, compaction_budget=1 << 20)
         mark = 0
@@ -415,13 +415,13 @@ def test_any_life_of_timers_is_that_of_a_dictionary(take_up: int, kind: Any, see
 
 
 def test_segments_of_timers_that_are_not_due_are_not_even_opened(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("millstream.engine.host.TAKE_UP", 0)
+    monkeypatch.setattr("millstream.engine.step.TAKE_UP", 0)
     sim = Simulated(obeying(), {"commands": COMMANDS}, slots=1)
     for epoch in range(3):
         sim.feed(commands=[(key, at(0), "set", "", 1000 * (epoch + 1) + key) for key in range(100)])
     opened: list[str] = []
-    original = host.CACHE.open
-    monkeypatch.setattr(host.CACHE, "open", lambda store, ref: (opened.append(ref.name), original(store, ref))[1])
+    original = step.CACHE.open
+    monkeypatch.setattr(step.CACHE, "open", lambda store, ref: (opened.append(ref.name), original(store, ref))[1])
     sim.advance_watermark(at(999))
     assert opened == []
     sim.advance_watermark(at(3001))
@@ -430,7 +430,7 @@ def test_segments_of_timers_that_are_not_due_are_not_even_opened(monkeypatch: py
 
 
 def test_pending_timers_are_counted_without_reading_any(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(host, "TAKE_UP", 0)
+    monkeypatch.setattr(step, "TAKE_UP", 0)
     sim = Simulated(obeying(), {"commands": COMMANDS}, slots=1)
     assert sim.pending("obey") == 0
     sim.feed(commands=[(key, at(0), "set", tag, 10 + key) for key in range(50) for tag in "ab"])
@@ -502,7 +502,7 @@ def test_timers_over_whole_columns_carry_objects_fire_in_rounds_and_give_their_t
 def test_a_timer_that_cannot_be_read_is_never_taken_for_unset_even_if_user_code_swallows_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(host, "TAKE_UP", 0)  # nothing else reads the segment
+    monkeypatch.setattr(step, "TAKE_UP", 0)  # nothing else reads the segment
 
     class Swallows(Obey):
         def on_record(self, row: Any, at: ms.At) -> None:
@@ -519,6 +519,6 @@ def test_a_timer_that_cannot_be_read_is_never_taken_for_unset_even_if_user_code_
     data = segment.read_bytes()
     segment.unlink()
     segment.write_bytes(data[:-100] + bytes([data[-100] ^ 1]) + data[-99:])
-    host.CACHE._open.clear()
+    step.CACHE._open.clear()
     with pytest.raises(ms.DamagedObject, match=segment.name):
         Simulated(obeying(Swallows), {"commands": COMMANDS}, store).feed(commands=[(1, at(0), "set", "a", 99)])

@@ -37,9 +37,10 @@ def state_schema(step: Step, state: str) -> pa.Schema:
 
 
 def now_of(step: Step, state: str, history: History) -> int | None:
-    """The time by which values of a state have expired, as of a history; None if they do not."""
+    """The time by which values of a state have expired, as of a history; None for what is no state. One without a
+    time-to-live may have had one."""
     declared = step.states.get(state)
-    if declared is None or declared.ttl is None:
+    if declared is None:
         return None
     if declared.ttl_time == EVENT_TIME:
         return history.watermarks.get(step.name, NO_TIME)

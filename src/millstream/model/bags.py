@@ -18,11 +18,10 @@ import numpy as np
 import pyarrow as pa
 
 from millstream.errors import UserError
-from millstream.model.arrays import python_values
 from millstream.model.batch import Batch
 from millstream.model.fits import fitting
 from millstream.model.kinds import Changed, Mask, Rows, State, check_fit
-from millstream.model.maps import StoredEntries, encoded_entries
+from millstream.model.maps import ReadAhead, StoredEntries, encoded_entries
 from millstream.model.overlay import mask_of, places_in
 from millstream.model.pickled import dumped, dumped_all, loaded
 from millstream.model.times import WALL_TIME
@@ -203,7 +202,7 @@ class RecordBag(_Bags):
         super().__init__(declared, batch, stored)
         self.index = 0
         self._added: dict[int, list[Any]] = {}
-        self._loaded: dict[int, list[Any]] = {}
+        self._ahead = ReadAhead(stored, len(batch), _in_order)
         self._copy = pa.types.is_nested(declared.arrow_type)
         self._fits = fitting(declared.arrow_type)
         self._before: tuple[bool, int, list[Any]] = (False, 0, [])
@@ -255,10 +254,8 @@ class RecordBag(_Bags):
         return self._changed(places, encoded)
 
     def _stored_now(self) -> list[Any]:
-        if self._cleared[self.index]:
-            return []
-        found = self._loaded.get(self.index)
-        if found is None:
-            _, lists = self._kept(np.array([self.index]))
-            found = self._loaded[self.index] = python_values(lists.flatten())
-        return found
+        return [] if self._cleared[self.index] else self._ahead.of(self.index)
+
+
+def _in_order(entries: list[tuple[int, list[Any]]]) -> list[Any]:
+    return [value for _, values in entries for value in values]

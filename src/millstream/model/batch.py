@@ -46,6 +46,10 @@ class InputBatch:
         starts = np.cumsum(counts[keys]) - counts[keys]
         return InputBatch(self._records, self._order[np.repeat(keys, counts)], starts, self._times)
 
+    def none(self) -> InputBatch:
+        """The same keys without a record."""
+        return InputBatch(self._records, self._order[:0], np.zeros_like(self._starts), self._times)
+
     @cached_property
     def rows(self) -> pa.RecordBatch:
         """The records, grouped by key."""

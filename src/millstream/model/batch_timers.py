@@ -2,8 +2,8 @@
 
 Rules
 -----
-- Due timers stand in line by key and time. In each round the first of every key fires; one that was moved or deleted
-  meanwhile, or has fired, is passed over.
+- Due timers stand in line by key and time, and by tag where times are equal. In each round the first of every key
+  fires; one that was moved or deleted meanwhile, or has fired, is passed over.
 - The cost is that of the timers touched and due, whatever the number of keys, of tags, and of timers pending.
 """
 
@@ -160,7 +160,7 @@ class BatchTimer:
         joined = _joined([self._line.take(rest), *self._fresh])
         self._fresh = []
         places = self._over.places(joined.ids)
-        order = np.lexsort((joined.times, places))
+        order = np.lexsort((self._over.ranks(joined.ids), joined.times, places))
         self._line, places = joined.take(order), places[order]
         self._first = np.flatnonzero(np.concatenate(([True], places[1:] != places[:-1])))
         self._end = np.append(self._first[1:], len(places))

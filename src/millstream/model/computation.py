@@ -541,16 +541,21 @@ def _rows_as_tuples(rows: pa.RecordBatch) -> list[Any]:
 
 
 def _call_batches(computation: Computation, batch: Batch, timers: Mapping[str, Any]) -> Iterator[Any]:
-    """What `on_batch` yields, if there are records, and then what the callbacks of timers yield."""
+    """What `on_batch` yields, if there are records, and then what the callbacks of timers yield: with the times of the
+    timers if it is one for each, else with the newest of them; timers of wall time give none."""
     if any(part.rows_count for part in batch.inputs.values()):
         yield from _listed(computation.on_batch(batch._of_records()))
     if timers:
         for timer, fired in fire_batches(dict(timers)):
-            event = timer.declared.kind == EVENT_TIME
             for item in _listed(getattr(computation, timer.declared.callback or "")(fired)):
                 made = item.value if isinstance(item, To) else item
-                aligned = event and isinstance(made, pa.RecordBatch) and made.num_rows == len(fired)
-                yield Timed(item, fired.micros) if aligned else item
+                if not isinstance(made, pa.RecordBatch):
+                    yield item
+                elif timer.declared.kind != EVENT_TIME:
+                    yield Timed(item, np.full(made.num_rows, NULL_TIME))
+                else:
+                    aligned = made.num_rows == len(fired)
+                    yield Timed(item, fired.micros if aligned else np.full(made.num_rows, fired.micros.max()))
 
 
 def _listed(yielded: Any) -> Iterable[Any]:

@@ -5,7 +5,8 @@ Rules
 - State is declared on the class, with a type, so its schema is known before any user code runs.
 - A time-to-live counts from the last write: on the driver's clock, as the plan states it, or in event time from the
   newest record of the key in the epoch of the write. What has expired reads as absent from that moment on, and its
-  space is given back when segments are merged: when that happens changes no result.
+  space is given back when segments are merged: when that happens changes no result. That a value expires is decided
+  when it is written: another `ttl`, or none, counts for what is written from then on.
 - A filter (`bloom=True`) changes nothing but the cost of looking for keys that are not there.
 """
 
@@ -29,6 +30,9 @@ from millstream.model.types import format_type, is_fixed_number, parse_type
 
 Mask = npt.NDArray[np.bool_]
 Rows = npt.NDArray[np.int64]
+
+LONGEST_TTL = 1 << 60
+"""In microseconds: what is added to a clock must not overflow."""
 
 _UNCHANGEABLE = (type(None), bool, int, float, str, bytes, Decimal, date, time, timedelta)  # a datetime is a date
 
@@ -59,8 +63,10 @@ class State:
         if ttl is None and ttl_time != WALL_TIME:
             raise UserError(f"{kind}(ttl_time=...) needs ttl, a duration such as '1 hour'")
         self.ttl: int | None = None if ttl is None else micros_of(ttl, "ttl")
-        if self.ttl == 0:
-            raise UserError(f"{kind}(ttl={ttl!r}): give a duration above zero")
+        if self.ttl is not None and not 0 < self.ttl < LONGEST_TTL:
+            raise UserError(
+                f"{kind}(ttl={ttl!r}): give a duration above zero, and below {LONGEST_TTL // 10**6 // 86400:,} days"
+            )
         self.ttl_time = ttl_time
         self.bloom = bool(bloom)
 
@@ -94,8 +100,9 @@ class State:
 
     @property
     def stored_text(self) -> str:
-        """What stored values depend on: the type, and whether null can be among them."""
-        return self.type_text + (" NOT NULL" if self.default is not None else "")
+        """What stored values depend on: the type, whether null can be among them, and by which clock they expire."""
+        not_null = " NOT NULL" if self.default is not None else ""
+        return self.type_text + not_null + (" TTL EVENT" if self.ttl_time == EVENT_TIME else "")
 
     @property
     def stored_type(self) -> pa.DataType:

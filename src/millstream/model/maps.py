@@ -13,9 +13,9 @@ Rules
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, overload
+from typing import Any, Generic, Protocol, TypeVar, overload
 
 import numpy as np
 import pyarrow as pa
@@ -272,15 +272,40 @@ class BatchMap:
 
 _DELETED = object()
 
+Kept = TypeVar("Kept")
+
+
+class ReadAhead(Generic[Kept]):
+    """The stored entries of keys, read when they are first asked for. Keys are visited in order, so the next ones are
+    read as well: twice as many each time, until that gives very many entries."""
+
+    def __init__(self, stored: StoredEntries, count: int, make: Callable[[list[tuple[Any, Any]]], Kept]) -> None:
+        self._stored, self._count, self._make = stored, count, make
+        self._loaded: dict[int, Kept] = {}
+        self._ahead = 64
+
+    def of(self, index: int) -> Kept:
+        """The entries of a key."""
+        if index not in self._loaded:
+            places = np.arange(index, min(index + self._ahead, self._count))
+            places = places[[place not in self._loaded for place in places.tolist()]]
+            owners, subkeys, values = self._stored.entries(places)
+            pairs = list(zip(python_values(subkeys), python_values(values), strict=True))
+            edges = np.searchsorted(owners, places, side="left").tolist()
+            ends = [*edges[1:], len(pairs)]
+            for place, start, end in zip(places.tolist(), edges, ends, strict=True):
+                self._loaded[place] = self._make(pairs[start:end])
+            self._ahead = max(1, self._ahead * 2 if len(owners) < LOAD_ENTRIES // 2 else self._ahead // 2)
+        return self._loaded[index]
+
 
 class RecordMap:
     """The handle of a `Map` in a computation that has `on_record`: one of the keys is current."""
 
     def __init__(self, declared: Map, batch: Batch, stored: StoredEntries) -> None:
-        self._declared, self._stored, self._count = declared, stored, len(batch)
+        self._declared = declared
         self.index = 0
-        self._loaded: dict[int, dict[Any, Any]] = {}
-        self._ahead = 64
+        self._ahead = ReadAhead(stored, len(batch), dict)
         self._changed: dict[int, dict[Any, Any]] = {}
         self._undo: list[tuple[Any, Any]] | None = None
         self._copy = declared.is_object or pa.types.is_nested(declared.arrow_type)
@@ -363,21 +388,8 @@ class RecordMap:
         return copy.deepcopy(value) if self._copy else value
 
     def _stored_now(self) -> dict[Any, Any]:
-        """The stored entries of the current key. Keys are visited in order, so the next ones are read as well."""
-        found = self._loaded.get(self.index)
-        if found is None:
-            places = np.arange(self.index, min(self.index + self._ahead, self._count))
-            places = places[[place not in self._loaded for place in places.tolist()]]
-            for place in places.tolist():
-                self._loaded[place] = {}
-            owners, subkeys, values = self._stored.entries(places)
-            for place, subkey, value in zip(
-                owners.tolist(), python_values(subkeys), python_values(values), strict=True
-            ):
-                self._loaded[place][subkey] = value
-            self._ahead = max(1, self._ahead * 2 if len(owners) < LOAD_ENTRIES // 2 else self._ahead // 2)
-            found = self._loaded[self.index]
-        return found
+        """The stored entries of the current key."""
+        return self._ahead.of(self.index)
 
     def _exact(self, subkey: Any) -> Any:
         """The subkey as a value of the declared type, as it is when it is read from the store."""

@@ -2,9 +2,9 @@
 
 Rules
 -----
-- Writes are a log of columns, newest last; a pair is a number, and a write says which row of the log it put there. The
-  log is sorted and folded when somebody asks, so the cost is that of what was touched, whatever the number of keys, of
-  subkeys, and of what is stored.
+- Writes are a log of columns, newest last; a pair is a number, and a write says which row of the log it put there.
+  Writes are kept as sorted runs, each at least twice as long as the next: many small writes after a large one cost what
+  they are, whatever the number of keys, of subkeys, and of what is stored.
 - No loop over pairs.
 """
 
@@ -30,8 +30,8 @@ class Overlay:
     def __init__(self, keys: int, kind: pa.DataType) -> None:
         self._keys = max(keys, 1)
         self._subkeys: pa.Array = pa.nulls(0, kind)
-        self._ids, self._rows = np.empty(0, np.int64), np.empty(0, np.int64)
-        self._log: list[tuple[Rows, Rows]] = []
+        self._runs: list[tuple[Rows, Rows]] = []
+        """Ids in order, each once, and their rows; newest last."""
 
     def ids(self, places: Rows, subkeys: pa.Array) -> Rows:
         """The numbers of pairs; subkeys that are new get a number, too. One subkey stands for all places."""
@@ -53,29 +53,42 @@ class Overlay:
         """The subkeys of pairs."""
         return self._subkeys.take(pa.array(ids // self._keys))
 
+    def ranks(self, ids: Rows) -> Rows:
+        """Numbers in the order of the pairs' subkeys."""
+        ranks: Rows = pc.rank(self._subkeys, tiebreaker="dense").to_numpy().astype(np.int64)
+        return ranks[ids // self._keys]
+
     def put(self, ids: Rows, rows: Rows) -> None:
         """Pairs have these rows now, or are gone. Of a pair that occurs twice, the last counts."""
-        self._log.append((ids, rows))
+        if len(ids):
+            self._runs.append(_newest([(ids, rows)]))
+            while len(self._runs) > 1 and len(self._runs[-2][0]) < 2 * len(self._runs[-1][0]):
+                self._runs[-2:] = [_newest(self._runs[-2:])]
 
     def current(self, ids: Rows) -> tuple[Mask, Rows]:
         """Which of these pairs were touched, and their rows."""
-        touched, rows = self.touched()
-        if not len(touched):
-            return np.zeros(len(ids), np.bool_), np.full(len(ids), GONE)
-        at = np.minimum(np.searchsorted(touched, ids), len(touched) - 1)
-        known = touched[at] == ids
-        return known, np.where(known, rows[at], GONE)
+        known, rows = np.zeros(len(ids), np.bool_), np.full(len(ids), GONE)
+        for touched, theirs in reversed(self._runs):
+            asked = np.flatnonzero(~known)
+            at = np.minimum(np.searchsorted(touched, ids[asked]), len(touched) - 1)
+            hits = touched[at] == ids[asked]
+            known[asked[hits]], rows[asked[hits]] = True, theirs[at[hits]]
+        return known, rows
 
     def touched(self) -> tuple[Rows, Rows]:
         """All pairs that were touched, in order of their numbers, and their rows."""
-        if self._log:
-            ids = np.concatenate([self._ids, *(ids for ids, _ in self._log)])
-            rows = np.concatenate([self._rows, *(rows for _, rows in self._log)])
-            order = np.argsort(ids, kind="stable")
-            ordered = ids[order]
-            last = order[np.append(ordered[1:] != ordered[:-1], np.ones(min(len(ids), 1), np.bool_))]
-            self._ids, self._rows, self._log = ids[last], rows[last], []
-        return self._ids, self._rows
+        if len(self._runs) > 1:
+            self._runs = [_newest(self._runs)]
+        return self._runs[0] if self._runs else (np.empty(0, np.int64), np.empty(0, np.int64))
+
+
+def _newest(runs: list[tuple[Rows, Rows]]) -> tuple[Rows, Rows]:
+    """Of each id the last row, in the order of ids."""
+    ids, rows = np.concatenate([run[0] for run in runs]), np.concatenate([run[1] for run in runs])
+    order = np.argsort(ids, kind="stable")
+    ordered = ids[order]
+    last = order[np.append(ordered[1:] != ordered[:-1], True)]
+    return ids[last], rows[last]
 
 
 class Column:

@@ -5,7 +5,8 @@ Rules
 - A timer is declared on the class, with a callback. A key may have several of one timer, told apart by tag; setting one
   again moves it.
 - Timers of a key fire in the order of their times, once each, after the epoch's records: those of event time when the
-  step's watermark has reached them, those of wall time when the clock in the plan has (G7).
+  step's watermark has reached them, those of wall time when the clock in the plan has (G7). Of equal times, timers that
+  are declared first come first, and then it goes by tag.
 - One that is set for a time already reached fires in the same epoch. A key whose timers keep setting themselves for
   times that do not advance is stopped after `FIRE_LIMIT` of them.
 - Handles live for one batch of one slot, as those of state do: what a failed batch set is gone with them.
@@ -179,7 +180,7 @@ class RecordTimer:
         self.changed: dict[tuple[int, str], tuple[int, Any] | None] = {}
         self.fresh: list[tuple[int, str]] = []
         """What was set and is due already, since it was last looked at."""
-        self._known: dict[str, list[int]] = {}
+        self._known: dict[str, dict[int, int]] = {}
         self._undo: list[tuple[tuple[int, str], Any]] | None = None
         """What was there before each change since it was last asked for; None if nobody asks."""
 
@@ -239,10 +240,17 @@ class RecordTimer:
         if place in self.changed:
             found = self.changed[place]
             return None if found is None else moment(found[0])
-        if tag not in self._known:
-            tags = pa.repeat(pa.scalar(tag, TAG), self._count)
-            self._known[tag] = self._look(np.arange(self._count), tags).tolist()
-        return moment(self._known[tag][self.index])
+        known = self._known.get(tag)
+        if known is None:
+            known = self._known[tag] = {}
+            everyone = np.array([self.index])  # a tag may be of one key only
+        elif self.index not in known:
+            everyone = np.arange(self._count)  # it is not: then all keys at once
+        else:
+            return moment(known[self.index])
+        tags = pa.repeat(pa.scalar(tag, TAG), len(everyone))
+        known.update(zip(everyone.tolist(), self._look(everyone, tags).tolist(), strict=True))
+        return moment(known[self.index])
 
     def taken(self, index: int, tag: str, at: int, stored: Any) -> tuple[bool, Any]:
         """Takes a timer that is due: whether it is still set for that time, and its payload."""
@@ -288,11 +296,13 @@ def _stop(error: UserError, timer: RecordTimer, at: int, tag: str) -> None:
 
 
 class Agenda:
-    """The timers that are due, key by key, each key's in the order of their times."""
+    """The timers that are due, key by key, each key's in the order of their times; of equal times in the order in which
+    timers are declared, and then of tags."""
 
     def __init__(self, timers: dict[str, RecordTimer], due: dict[str, Due], endless: Endless | None = None) -> None:
         self._timers, self._endless = timers, endless or _stop
-        self._heaps: dict[int, list[tuple[int, int, str, str, Any]]] = {}
+        self._heaps: dict[int, list[tuple[int, int, str, int, str, Any]]] = {}
+        self._ranks = {name: rank for rank, name in enumerate(timers)}
         self._given = 0
         """Timers of a higher number were set by callbacks."""
         self._number = 0
@@ -313,7 +323,8 @@ class Agenda:
 
     def _push(self, index: int, at: int, name: str, tag: str, payload: Any) -> None:
         self._number += 1
-        heapq.heappush(self._heaps.setdefault(index, []), (at, self._number, name, tag, payload))
+        entry = (at, self._ranks[name], tag, self._number, name, payload)
+        heapq.heappush(self._heaps.setdefault(index, []), entry)
 
     def due_keys(self) -> list[int]:
         """The keys with timers that are due, in the order of the batch."""
@@ -324,7 +335,7 @@ class Agenda:
         stuck, reached = 0, NULL_TIME
         heap = self._heaps[index]
         while heap:
-            at, number, name, tag, stored = heapq.heappop(heap)
+            at, _, tag, number, name, stored = heapq.heappop(heap)
             valid, payload = self._timers[name].taken(index, tag, at, stored)
             if not valid:
                 continue

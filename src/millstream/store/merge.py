@@ -14,18 +14,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-import pyarrow as pa
 
 from millstream.protocol.compaction import Job
 from millstream.protocol.keyspace import Hashes, Range, clip, coalesce
 from millstream.protocol.manifest import Edit, Input, Piece
 from millstream.store import names
-from millstream.store.keys import Rows, arrange, concat_keys
+from millstream.store.keys import Rows, arrange
 from millstream.store.objects import ObjectStore
-from millstream.store.rows import StateRows
+from millstream.store.rows import StateRows, joined_rows
 from millstream.store.segments import SegmentCache, write_segments
-
-_FOR_EVER = 2**63 - 1
 
 
 def newest_rows(
@@ -57,7 +54,7 @@ def newest_rows(
                     None if segment.until is None else segment.until[rows],
                 )
             )
-    everything = _together(sources)
+    everything = joined_rows(sources)
     if everything.keys.injective():
         newest = _overlaid([source.hashes for source in sources])
     else:
@@ -69,21 +66,6 @@ def newest_rows(
             gone = gone | (everything.until[newest] <= now)
         newest = newest[~gone]
     return everything.take(newest)
-
-
-def _together(sources: Sequence[StateRows]) -> StateRows:
-    subs = [source.subs for source in sources if source.subs is not None]
-    until = []
-    if any(source.until is not None for source in sources):  # a time-to-live may have been declared later
-        until = [np.full(len(source.hashes), _FOR_EVER) if source.until is None else source.until for source in sources]
-    return StateRows(
-        np.concatenate([source.hashes for source in sources]),
-        concat_keys([source.keys for source in sources]),
-        pa.concat_arrays([source.values for source in sources]),
-        np.concatenate([source.dead for source in sources]),
-        np.concatenate(subs) if subs else None,
-        np.concatenate(until) if until else None,
-    )
 
 
 def _overlaid(sources: Sequence[Hashes]) -> Rows:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -9,7 +10,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from millstream.protocol.keyspace import Hashes
-from millstream.store.keys import KeyColumns, Mask, Rows
+from millstream.store.keys import KeyColumns, Mask, Rows, concat_keys
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,3 +37,22 @@ class StateRows:
             None if self.subs is None else self.subs[at],
             None if self.until is None else self.until[at],
         )
+
+
+_FOR_EVER = 2**63 - 1
+
+
+def joined_rows(sources: Sequence[StateRows]) -> StateRows:
+    """Rows of several sources, one after the other."""
+    subs = [source.subs for source in sources if source.subs is not None]
+    until = []
+    if any(source.until is not None for source in sources):  # a time-to-live may have been declared later
+        until = [np.full(len(source.hashes), _FOR_EVER) if source.until is None else source.until for source in sources]
+    return StateRows(
+        np.concatenate([source.hashes for source in sources]),
+        concat_keys([source.keys for source in sources]),
+        pa.concat_arrays([source.values for source in sources]),
+        np.concatenate([source.dead for source in sources]),
+        np.concatenate(subs) if subs else None,
+        np.concatenate(until) if until else None,
+    )
