@@ -266,6 +266,21 @@ def test_what_is_fed_back_comes_before_what_is_new_and_in_the_order_in_which_it_
     assert sim.delivered["out"][1] == [(1, 11), (1, 21), (1, 12), (1, 22), (1, 3)]
 
 
+@pytest.mark.parametrize("productions", ["weak", "strong"])
+def test_a_step_of_either_kind_of_productions_may_feed_back(productions: str) -> None:
+    query = ms.Query("kinds")
+    again = query.feedback("again", PAIRS)
+    keyed = query.source("start", None).union(again).key_by("k")
+    keyed.compute("count", Countdown, productions=productions).feed_back(again)
+    store, oracle = open_store("memory://"), Oracle()
+    for epoch in range(6):
+        start = [(key, 4) for key in range(13)] if epoch == 0 else []
+        sim = Simulated(query, {"start": PAIRS}, store, slots=2)
+        sim.feed(start=start)
+        oracle.feed(start)
+    assert dict(sim.state("count")) == dict(oracle.seen)
+
+
 # -- time -------------------------------------------------------------------------------------------------------------
 
 TIMED = "k long, n long, ts timestamp"
@@ -400,8 +415,10 @@ def test_what_is_seen_to_be_wrong_with_feedback_is_refused_at_once() -> None:
         query.feedback("b", "")
     with pytest.raises(UserError, match="feedback 'c': "):
         query.feedback("c", "k lonk")
-    with pytest.raises(UserError, match="map 'm' reads the feedback 'again'; map what is fed back, before it is"):
+    with pytest.raises(UserError, match="map 'm' reads the feedback 'again'; map what is fed back before it is"):
         again.map_batches("m", lambda batch: batch, output=PAIRS)
+    with pytest.raises(UserError, match="map 'sums-partial' reads the feedback 'again'; .* read it with key_by"):
+        again.key_by("k").aggregate("sums", total=ms.sum("n"))
     with pytest.raises(UserError, match="stream 'count': feed_back takes what query.feedback"):
         counted.feed_back(start)
     with pytest.raises(UserError, match="stream 'count': feed_back takes what query.feedback"):

@@ -284,6 +284,34 @@ def test_any_life_of_holds_is_that_of_a_dictionary(take_up: int, kind: Any, seed
             assert sim.watermark("after") == sim.watermark("last") == expected, f"epoch {epoch}"
 
 
+@pytest.mark.parametrize("kind", [Holding, HoldingBatch])
+def test_a_record_that_becomes_a_dead_letter_holds_nothing(kind: Any) -> None:
+    class Fails(kind):  # type: ignore[misc]
+        def on_record(self, row: Any, at: ms.At) -> Iterable[Any]:
+            yield from super().on_record(row, at)
+            if row.tag == "bad":
+                raise ValueError("bad")
+
+        def on_batch(self, batch: ms.Batch) -> Iterable[Any]:
+            yield from super().on_batch(batch)
+            if "bad" in batch.column("tag").to_pylist():
+                raise ValueError("bad")
+
+    if kind is Holding:
+        del Fails.on_batch
+    query = ms.Query("letters")
+    source = query.source("commands", None, event_time="ts")
+    held = source.key_by("k").compute("hold", Fails, late="process", on_error="dead_letter")
+    held.key_by("k").compute("after", Alarm)
+    sim = build(query)
+    sim.feed(commands=[hold_at(1, 40), hold_at(2, 60, ts=100)])
+    sim.feed(commands=[(1, at(0), "release", "bad", 0), (3, at(0), "set", "bad", 10)])
+    assert sim.dead_letters("hold") == 2
+    assert sim.watermark("after") == at(40), "it holds as before"
+    sim.feed(commands=[let_go(1)])
+    assert sim.watermark("after") == at(60)
+
+
 def test_many_holds_cost_a_look_at_a_few_of_them_and_stale_ones_are_passed_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -338,6 +366,13 @@ def test_what_is_wrong_with_a_hold_is_refused() -> None:
         build(holding(Nothing)).feed(commands=[hold_at(1, 30)])
     with pytest.raises(UserError, match=r"kept.release\(\) was called outside on_record or a callback"):
         Holding().kept.release()
+
+    class Assigns(Holding):
+        def __init__(self) -> None:
+            self.kept = DAY  # type: ignore[assignment]
+
+    with pytest.raises(UserError, match="'kept' is a hold; change it with its methods"):
+        Assigns()
 
     class Bare(Holding):
         kept = ms.Hold  # type: ignore[assignment]

@@ -105,8 +105,8 @@ class Computation:
     def __setattr__(self, name: str, value: Any) -> None:
         """Refuses `self.total = ...` where `total` is declared: it would hide the state, and be gone with the epoch."""
         declared = getattr(type(self), name, None)
-        if isinstance(declared, (State, Timer)) and not isinstance(value, (State, Timer)):
-            what = "timer" if isinstance(declared, Timer) else "state"
+        if isinstance(declared, (State, Timer, Hold)) and not isinstance(value, (State, Timer, Hold)):
+            what = "timer" if isinstance(declared, Timer) else "hold" if isinstance(declared, Hold) else "state"
             raise UserError(
                 f"self.{name} = {value!r}: {name!r} is a {what}; change it with its methods, as self.{name}.set(...)"
             )

@@ -44,7 +44,9 @@ def explain(query: Query) -> str:
         )
         lines += [f"  source {name}" for name in query.sources if at[name] == level]
         if level == 0:
-            lines += [f"  feedback {node.name} <- {node.stream}, {NEXT}" for node in query.feedbacks.values()]
+            lines += [
+                f"  feedback {node.name} <- {node.stream or 'nobody'}, {NEXT}" for node in query.feedbacks.values()
+            ]
         for step in query.steps.values():
             if at[step.name] == level:
                 reads = ", ".join(f"{given.stream} by {' and '.join(given.key)}" for given in step.inputs)

@@ -401,7 +401,10 @@ class Stream(StreamEntries):
     def _add_map(self, name: str, fn: Callable[[pa.RecordBatch], Any] | Transform, schema: pa.Schema) -> Stream:
         for stream in self.streams:
             if stream in self.query.feedbacks:
-                raise UserError(f"map {name!r} reads the feedback {stream!r}; map what is fed back, before it is")
+                raise UserError(
+                    f"map {name!r} reads the feedback {stream!r}; map what is fed back before it is, and read it with "
+                    "key_by(...).compute(...)"
+                )
         self.query._take("map", name)
         self.query.maps[name] = MapNode(name, self.streams, fn, schema)
         return Stream(self.query, (name,))
