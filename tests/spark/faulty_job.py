@@ -79,7 +79,7 @@ class Faulty:
         opened = self.journal()
         expected = sum(self.files[: self.committed()], Counter())
         for each in steps(self.levels):
-            found = read_state(opened.store, each, "total", opened.history.manifest).to_pylist()
+            found = read_state(opened.store, each, "total", opened.history).to_pylist()
             assert {str(row["key"]): row["total"] for row in found} == dict(expected), f"{when}: {each.name}"
 
     def check_everything(self) -> None:

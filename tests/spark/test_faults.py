@@ -101,7 +101,7 @@ def test_the_garbage_collection_of_a_driver_that_slept_deletes_nothing_that_is_n
     history = Journal.open(store).history
     for epoch in range(max(0, history.oldest), history.epoch + 1):
         at = history_at(store, Epoch(epoch))
-        assert read_state(store, step(), "total", at.manifest).num_rows > 0
+        assert read_state(store, step(), "total", at).num_rows > 0
     add_input(tmp_path, rng, 2, counts)
     check(tmp_path, run_here(spark, tmp_path, "plain"), counts)
 
