@@ -35,7 +35,7 @@ SECTIONS = {
     "Queries and streams": ["control.start", "model.query"],
     "Computations": ["model.computation", "model.batch"],
     "State": ["model.state", "model.maps", "model.bags"],
-    "Timers": ["model.timers", "model.times"],
+    "Timers and holds": ["model.timers", "model.times", "model.holds"],
     "The library of steps": ["library.windows", "library.windowed", "library.aggregates", "library"],
     "Sinks": ["model.sinks"],
     "Running queries": ["spark.session", "control.running"],
@@ -54,7 +54,7 @@ GIVEN = [("library.windowed", "WindowedStream")]
 
 INTERNAL = {
     *("arrow_type", "encode", "fresh_default", "numpy_type", "payload_text", "stored_text", "stored_type", "type_text"),
-    *("subkey_column", "subkey_text", "subkey_type"),
+    *("subkey_column", "subkey_text", "subkey_type", "Hold.timer"),
     *("InputBatch.micros", "InputBatch.rows_count", "Simulated.deliver"),
     *(f"FaultyStore.{operation}" for operation in ("create", "put", "get", "list", "delete", "path")),
 }

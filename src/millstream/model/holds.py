@@ -33,8 +33,25 @@ class Hold:
     In a computation with `on_batch`, `set(batch, times)`, `get(batch)` and `release(batch)` concern all keys of the
     batch, or those where a mask `where=` is true.
 
-    >>> Hold()
-    Hold()
+    >>> import millstream as ms
+    >>> from datetime import timedelta
+    >>> class FirstOfBurst(ms.Computation):
+    ...     first = ms.Value("timestamp")
+    ...     hold = ms.Hold()
+    ...     over = ms.Timer(ms.EVENT_TIME)
+    ...     output = "key string"
+    ...
+    ...     def on_record(self, row, at):
+    ...         if not self.first.exists():
+    ...             self.first.set(at.time)
+    ...             self.hold.set(at.time)  # what `report` yields is as old as that, and must not be late
+    ...         self.over.set(timedelta(minutes=5))
+    ...
+    ...     @over.fires
+    ...     def report(self, at):
+    ...         yield at.timed((at.key,), self.first.get())
+    ...         self.first.delete()
+    ...         self.hold.release()
     """
 
     def __init__(self) -> None:

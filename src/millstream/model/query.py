@@ -165,17 +165,18 @@ class Query:
 
         What is written to it in an epoch is read in the next one.
 
-        >>> from millstream.model.computation import Computation
-        >>> class Countdown(Computation):
+        >>> import millstream as ms
+        >>> class Countdown(ms.Computation):
         ...     output = "key string, n long"
+        ...
         ...     def on_record(self, row, at):
         ...         if row.n > 0:
         ...             yield at.key, row.n - 1
-        >>> q = Query("loop")
-        >>> again = q.feedback("again", schema="key string, n long")
-        >>> counts = q.source("start", frame=None).union(again).key_by("key").compute("count", Countdown)
+        >>> query = ms.Query("loop")
+        >>> again = query.feedback("again", schema="key string, n long")
+        >>> counts = query.source("start", None).union(again).key_by("key").compute("count", Countdown)
         >>> stream = counts.feed_back(again)
-        >>> q
+        >>> query
         Query('loop'): start -> count, again -> count, count ~> again
         """
         self._take("feedback", name)
