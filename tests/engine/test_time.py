@@ -420,6 +420,47 @@ def test_a_production_of_on_record_may_have_a_time_of_its_own() -> None:
         Simulated(query, {"events": EVENTS}).feed(events=events((1, 10)))
 
 
+def test_a_map_of_productions_that_returns_other_rows_must_say_their_time() -> None:
+    query = ms.Query("mapped")
+    first = query.source("events", None, event_time="ts").key_by("k").compute("first", Seen)
+    first.map_batches("less", lambda batch: batch.slice(1), output=Seen.output).key_by("k").compute("second", Seen)
+    sim = Simulated(query, {"events": EVENTS}, slots=1)
+    with pytest.raises(StepError, match=r"less.*returned 1 records for 2, whose event times stand beside them"):
+        sim.feed(events=events((1, 10), (1, 20)))
+    with pytest.raises(UserError, match="event_time='k' is no column of type TIMESTAMP of its output"):
+        first.map_batches("wrong", lambda batch: batch, output=Seen.output, event_time="k")
+    bare = ms.Query("bare")
+    mapped = bare.source("events", None).map_batches("m", lambda batch: batch, output=EVENTS, event_time="ts")
+    mapped.key_by("k").compute("second", Seen)
+    with pytest.raises(UserError, match="map 'm': event_time='ts', but what it reads has no event time"):
+        Simulated(bare, {"events": EVENTS})
+
+
+@pytest.mark.parametrize("slots", [1, 3])
+def test_what_a_filter_lets_through_keeps_its_time_wherever_epochs_end(slots: int) -> None:
+    query = ms.Query("filtered")
+    first = query.source("events", None, event_time="ts").key_by("k").compute("first", Seen)
+    odd = first.filter("odd", lambda batch: np.array([moment.second % 2 == 1 for moment in batch["time"].to_pylist()]))
+    odd.key_by("k").compute("second", Seen).sink("out", ms.Memory())
+    records = events(*((k, second) for second in range(10, 20) for k in range(3)))
+    whole, single = (Simulated(query, {"events": EVENTS}, slots=slots) for _ in range(2))
+    whole.feed(events=records)
+    for record in records:
+        single.feed(events=[record])
+    expected = sorted((k, at(second)) for second in range(11, 20, 2) for k in range(3))
+    assert sorted(row[:2] for row in whole.outputs("out")) == expected
+    assert sorted(row[:2] for row in single.outputs("out")) == expected
+
+
+def test_a_filter_returns_a_boolean_for_each_record() -> None:
+    query = ms.Query("filtered")
+    query.source("events", None).filter("wrong", lambda batch: [1]).key_by("k").compute("first", Seen)
+    with pytest.raises(StepError, match="wrong.*returned 1 values of type int64 for 2 records"):
+        Simulated(query, {"events": EVENTS}, map_tasks=1).feed(events=events((1, 10), (1, 20)))
+    with pytest.raises(UserError, match="filter 'x': found 7, expected a function"):
+        query.source("other", None).filter("x", 7)  # type: ignore[arg-type]
+
+
 def test_times_travel_through_maps() -> None:
     def twice(batch: pa.RecordBatch) -> pa.RecordBatch:
         return pa.concat_batches([batch, batch])
@@ -428,11 +469,11 @@ def test_times_travel_through_maps() -> None:
     source = query.source("events", None, event_time="ts")
     same = source.map_batches("same", lambda batch: batch, output=EVENTS)
     first = same.key_by("k").compute("first", Seen)
-    double = first.map_batches("double", twice, output=Seen.output)
+    double = first.map_batches("double", twice, output=Seen.output, event_time="time")
     double.key_by("k").compute("second", Seen).sink("out", ms.Memory())
     sim = Simulated(query, {"events": EVENTS}, slots=1, map_tasks=1)
     sim.feed(events=events((1, 10), (1, 20)))
-    assert sim.delivered["out"][0] == [(1, at(10), None)] * 4, "other rows than before have the oldest of the times"
+    assert sim.delivered["out"][0] == [(1, at(second), None) for second in (10, 20, 10, 20)]
     with pytest.raises(UserError, match="map 'lost': its output must keep 'ts', a TIMESTAMP, which is the event time"):
         query.source("other", None, event_time="ts").map_batches("lost", lambda b: b, output="k long").key_by(
             "k"

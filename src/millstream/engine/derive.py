@@ -3,8 +3,8 @@
 Rules
 -----
 - A map sees the records of a stream as its producer made them, and keeps their order.
-- Event times that travel beside the columns stay with the records if the map returns as many as it got; otherwise all
-  get the oldest of them, which makes none late.
+- Event times that travel beside the columns stay with the records: a map returns as many as it got, or says in which
+  column their event time is.
 - What a map returns has exactly the declared columns and types, or the epoch fails with its name.
 - An exception in it is the user's failure, as one in a computation is.
 """
@@ -15,7 +15,6 @@ from collections.abc import Mapping
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from millstream.engine.spec import TIME_COLUMN, Spec
 from millstream.errors import UserError
@@ -57,9 +56,13 @@ def _applied(spec: Spec, each: MapNode, records: pa.RecordBatch, stream: str) ->
         if returned is None:
             return []
         made = _conformed(returned, each.output)
-        if times is not None:
+        if times is not None and each.time is None:
             if made.num_rows != len(times):
-                times = pa.repeat(pc.min(times), made.num_rows)
+                raise UserError(
+                    f"returned {made.num_rows} records for {len(times)}, whose event times stand beside them: return "
+                    "as many, leave records out with stream.filter(...), or say which column is the event time, with "
+                    "map_batches(..., event_time=...)"
+                )
             made = made.append_column(TIME_COLUMN, times)
         return [made]
     except (Exception, SystemExit) as error:

@@ -4,6 +4,7 @@ It sits on the model alone and has no access to the engine: everything here coul
 """
 
 from millstream.library.dedupe import dedupe
+from millstream.library.filtering import filtered
 from millstream.library.joins import join
 from millstream.library.machines import binary, state_machine, unary
 from millstream.library.ranking import top_n
@@ -16,6 +17,7 @@ entry("aggregate")(aggregate)
 entry("count")(lambda keyed, name: aggregate(keyed, name, counted()))
 entry("window")(lambda keyed, window: WindowedStream(keyed, check_window(window)))
 entry("dedupe")(dedupe)
+entry("filter")(filtered)
 entry("join")(join)
 entry("top_n")(top_n)
 entry("state_machine")(state_machine)

@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from millstream.model.times import EVENT_TIME
 
 if TYPE_CHECKING:
+    import pyarrow as pa
+
     from millstream.library.parts import Aggregate
     from millstream.library.windowed import WindowedStream
     from millstream.library.windows import Window
@@ -48,6 +50,18 @@ class StreamEntries:
         >>> once = events.dedupe("once", id="event_id", within="1 hour")
         """
         found: Stream = _ENTRIES["dedupe"](self, name, id, within, late)
+        return found
+
+    def filter(self, name: str, keep: Callable[[pa.RecordBatch], Any]) -> Stream:
+        """Lets some records through, without an exchange: those for which `keep` says true.
+
+        `keep` gets a `pyarrow.RecordBatch` and returns a boolean for each record; null is false.
+
+        >>> import millstream as ms, pyarrow.compute as pc
+        >>> orders = ms.Query("shop").source("orders", None)
+        >>> large = orders.filter("large", lambda batch: pc.greater(batch["amount"], 100))
+        """
+        found: Stream = _ENTRIES["filter"](self, name, keep)
         return found
 
 

@@ -374,6 +374,11 @@ def _time_column(source: Source) -> str:
 def _add_map_time(node: MapNode, times: dict[str, str]) -> None:
     """A map keeps the column that holds the event time; times that travel beside the columns it cannot lose."""
     found = {times[stream] for stream in node.streams if stream in times}
+    if node.time is not None:
+        if not all(stream in times for stream in node.streams):
+            raise UserError(f"map {node.name!r}: event_time={node.time!r}, but what it reads has no event time")
+        times[node.name] = node.time
+        return
     if not found:
         return
     own = isinstance(node.fn, Transform)  # its times travel beside the columns, wherever they came from

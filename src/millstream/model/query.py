@@ -85,6 +85,8 @@ class MapNode:
     streams: tuple[str, ...]
     fn: Callable[[pa.RecordBatch], Any] | Transform
     output: pa.Schema
+    time: str | None = None
+    """The column of what it returns that is the event time, if it says so itself."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -374,12 +376,18 @@ class Stream(StreamEntries):
             raise UserError(f"union names a stream twice: {', '.join(streams)}")
         return Stream(self.query, tuple(streams))
 
-    def map_batches(self, name: str, fn: Callable[[pa.RecordBatch], Any], *, output: str) -> Stream:
+    def map_batches(
+        self, name: str, fn: Callable[[pa.RecordBatch], Any], *, output: str, event_time: str | None = None
+    ) -> Stream:
         """A stateless function of record batches: Arrow in, Arrow out, without an exchange.
 
         `fn` gets a `pyarrow.RecordBatch` of the stream's columns and returns one, or a table, whose columns are those
         of `output` (a schema in Spark's DDL), or None for no records. How many records a call gets is not defined, and
         neither is how often it is called; so it must treat each record by itself.
+
+        What a step produces has its event time beside its columns. Of that, `fn` returns as many records as it gets,
+        in their order, or says with `event_time` which column of what it returns is the event time. To leave records
+        out, see `filter`.
 
         >>> import millstream as ms, pyarrow as pa, pyarrow.compute as pc
         >>> def shout(batch):
@@ -397,9 +405,19 @@ class Stream(StreamEntries):
             schema = parse_schema(output)
         except UserError as error:
             raise UserError(f"map {name!r}: {error}") from error
-        return self._add_map(name, fn, schema)
+        if event_time is not None and (
+            event_time not in schema.names or not pa.types.is_timestamp(schema.field(event_time).type)
+        ):
+            raise UserError(f"map {name!r}: event_time={event_time!r} is no column of type TIMESTAMP of its output")
+        return self._add_map(name, fn, schema, event_time)
 
-    def _add_map(self, name: str, fn: Callable[[pa.RecordBatch], Any] | Transform, schema: pa.Schema) -> Stream:
+    def _add_map(
+        self,
+        name: str,
+        fn: Callable[[pa.RecordBatch], Any] | Transform,
+        schema: pa.Schema,
+        event_time: str | None = None,
+    ) -> Stream:
         for stream in self.streams:
             if stream in self.query.feedbacks:
                 raise UserError(
@@ -407,7 +425,7 @@ class Stream(StreamEntries):
                     "key_by(...).compute(...)"
                 )
         self.query._take("map", name)
-        self.query.maps[name] = MapNode(name, self.streams, fn, schema)
+        self.query.maps[name] = MapNode(name, self.streams, fn, schema, event_time)
         return Stream(self.query, (name,))
 
     def feed_back(self, later: Stream) -> Stream:
