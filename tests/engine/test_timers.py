@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterable
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -522,3 +522,97 @@ def test_a_timer_that_cannot_be_read_is_never_taken_for_unset_even_if_user_code_
     step.CACHE._open.clear()
     with pytest.raises(ms.DamagedObject, match=segment.name):
         Simulated(obeying(Swallows), {"commands": COMMANDS}, store).feed(commands=[(1, at(0), "set", "a", 99)])
+
+
+class Bells(ms.Computation):
+    """Sets timers of two names and several tags, all for one time, and says in which order they ring."""
+
+    second = ms.Timer(ms.EVENT_TIME)
+    first = ms.Timer(ms.EVENT_TIME)
+    output = "k long, bell string"
+
+    def on_record(self, row: Any, at: ms.At) -> Iterable[Any]:
+        for tag in ("b", "c", "a"):
+            self.first.set(_noon(row), tag=tag)
+            self.second.set(_noon(row), tag=tag)
+        return ()
+
+    @first.fires
+    def ring_first(self, at: ms.At) -> Iterable[Any]:
+        yield at.key, f"first {at.tag}"
+
+    @second.fires
+    def ring_second(self, at: ms.At) -> Iterable[Any]:
+        yield at.key, f"second {at.tag}"
+
+
+class BatchBells(Bells):
+    """The same over whole columns."""
+
+    second = ms.Timer(ms.EVENT_TIME)
+    first = ms.Timer(ms.EVENT_TIME)
+
+    def on_batch(self, batch: ms.Batch) -> None:
+        noon = np.full(len(batch), np.datetime64(int(batch.column("v")[0].as_py()) * 10**6, "us"))
+        for tag in ("b", "c", "a"):
+            self.first.set(batch, noon, tag=tag)
+            self.second.set(batch, noon, tag=tag)
+
+    @first.fires
+    def ring_first(self, batch: Any) -> Iterable[Any]:
+        yield batch.output(batch.keys, [f"first {tag}" for tag in batch.tags.to_pylist()])
+
+    @second.fires
+    def ring_second(self, batch: Any) -> Iterable[Any]:
+        yield batch.output(batch.keys, [f"second {tag}" for tag in batch.tags.to_pylist()])
+
+
+def _noon(row: Any) -> datetime:
+    return datetime.fromtimestamp(row.v, UTC)
+
+
+@pytest.mark.parametrize("kind", [Bells, BatchBells])
+@pytest.mark.parametrize("later", [False, True], ids=["in the same epoch", "in a later one"])
+def test_timers_of_one_time_ring_as_declared_and_then_by_tag(kind: Any, later: bool) -> None:
+    query = ms.Query("bells")
+    source = query.source("events", None, event_time="ts", lateness="0 seconds")
+    source.key_by("k").compute("bells", kind).sink("out", ms.Memory())
+    sim = Simulated(query, {"events": "k long, ts timestamp, v long"}, now=at(1000))
+    when = int(at(100).timestamp())
+    sim.feed(events=[(1, at(0 if later else 100), when)])
+    sim.advance_watermark(at(200))
+    rung = [bell for _, bell in sim.outputs("out")]
+    assert rung == [f"{name} {tag}" for name in ("second", "first") for tag in "abc"]
+
+
+class Two(ms.Computation):
+    """Yields two rows for each timer that is due."""
+
+    alarm = ms.Timer(ms.EVENT_TIME)
+    output = "k long"
+
+    def on_batch(self, batch: ms.Batch) -> None:
+        asked = batch.last("v").to_numpy() == 1
+        self.alarm.set(batch, np.full(len(batch), np.datetime64(at(5).replace(tzinfo=None), "us")), where=asked)
+
+    @alarm.fires
+    def ring(self, batch: Any) -> Iterable[Any]:
+        yield batch.output(np.repeat(batch.keys.to_numpy(), 2))
+
+
+class When(ms.Computation):
+    output = "k long, time timestamp"
+
+    def on_record(self, row: Any, at: ms.At) -> Iterable[Any]:
+        yield at.key, at.time
+
+
+def test_rows_of_a_callback_on_columns_have_the_time_of_its_timers_and_not_of_other_records() -> None:
+    query = ms.Query("two")
+    source = query.source("events", None, event_time="ts", lateness="1 day")
+    source.key_by("k").compute("two", Two).key_by("k").compute("when", When).sink("out", ms.Memory())
+    sim = Simulated(query, {"events": "k long, ts timestamp, v long"}, now=at(9000), slots=1)
+    sim.feed(events=[(1, at(0), 1)])
+    sim._stated = {"events": int(at(6).timestamp() * 10**6)}
+    sim.feed(events=[(2, at(5000), 0), (3, at(6000), 0)])
+    assert sim.outputs("out") == [(1, at(5))] * 2

@@ -165,3 +165,50 @@ def test_new_keys_are_not_looked_for_where_there_is_a_filter(monkeypatch: pytest
     assert len(sim.outputs("out")) == 6000
     sim.feed(s=[(f"old {i}", START) for i in range(1000)])
     assert len(sim.outputs("out")) == 6000
+
+
+class Kept(ms.Computation):
+    """Entries without an end; `Fading` is what it was before."""
+
+    entries = ms.Map("long", "long")
+    output = "key string, entries long"
+
+    def on_record(self, row: Any, at: Any) -> Any:
+        self.entries.set(row.n, row.n)
+        yield at.key, len(self.entries.items())
+
+
+class Fading(Kept):
+    entries = ms.Map("long", "long", ttl="10 seconds")
+
+
+@pytest.mark.parametrize("epochs", [1, 30])
+def test_what_was_written_with_a_time_to_live_expires_also_when_that_is_taken_away(epochs: int) -> None:
+    """However many merges there are in between."""
+    sim = Simulated(query_of(Fading), {"s": "key string, n long"}, now=START)
+    sim.feed(s=[("a", n) for n in range(20)])
+    sim = Simulated(query_of(Kept), {"s": "key string, n long"}, sim.store, now=START + timedelta(seconds=20))
+    for epoch in range(epochs):
+        sim.feed(s=[("a", 100 + epoch)])
+    assert sim.outputs("out")[-1] == ("a", epochs)
+    assert len(sim.state("step")) == epochs
+    sim.advance_clock("1 day")
+    assert len(sim.state("step")) == epochs
+
+
+def test_the_clock_by_which_values_expire_cannot_be_exchanged() -> None:
+    class ByEvents(Kept):
+        entries = ms.Map("long", "long", ttl="10 seconds", ttl_time=ms.EVENT_TIME)
+
+    def query(computation: Any) -> ms.Query:
+        return query_of(computation, event_time="at")
+
+    sim = Simulated(query(ByEvents), {"s": "key string, n long, at timestamp"}, now=START)
+    sim.feed(s=[("a", 1, START)])
+    with pytest.raises(ms.UserError, match=r"was 'MAP BIGINT BIGINT TTL EVENT', now 'MAP BIGINT BIGINT'"):
+        Simulated(query(Fading), {"s": "key string, n long, at timestamp"}, sim.store, now=START)
+
+
+def test_a_time_to_live_beyond_all_clocks_is_refused() -> None:
+    with pytest.raises(ms.UserError, match="above zero, and below"):
+        ms.Value("long", ttl=timedelta.max)
