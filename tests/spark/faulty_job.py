@@ -49,7 +49,6 @@ ON_LEVELS = [
     ("lose", "put", "productions/third.even/"),
     ("lose", "create", "-2.0"),
     ("kill_after", "create", "-2.1"),
-    ("kill_after", "put", "segments/second/"),
     ("kill_after", "put", "segments/third/bell/"),
 ]
 """What is done to operations of workers on the second and third level; the second has strong productions."""
@@ -127,7 +126,6 @@ def main(folder: Path, master: str, mode: str, role: str) -> None:
     kinds = [(mode, *kind) for kind in KINDS]
     if levels:
         kinds = [(how, "worker", operation, match) for how, operation, match in ON_LEVELS]
-        faulty.meet({"at": 0, "mode": mode})
     else:
         while hit := faulty.meet({"at": len(hits) + 1, "mode": mode, **({"role": role} if role else {})}):
             hits.append(hit)
