@@ -319,3 +319,17 @@ def test_one_entry_of_many_is_written_alone() -> None:
     pieces = [p for p in sim.driver.journal.history.manifest.segments() if p.family.state == "entries"]
     assert sorted(ref.rows for ref in pieces) == [1, 1000]
     assert len(sim.state("step", "entries")) == 1000
+
+
+def test_a_state_may_be_called_like_a_column_of_the_key() -> None:
+    class Same(ms.Computation):
+        key = ms.Value("long", default=0)
+
+        def on_record(self, row: Any, at: Any) -> Any:
+            self.key.set(self.key.get() + 1)
+
+    query = ms.Query("same")
+    query.source("ops", frame=None).key_by("key").compute("step", Same)
+    sim = Simulated(query, {"ops": SCHEMA})
+    sim.feed(ops=[("a", "", 0, 0), ("a", "", 0, 0)])
+    assert sim.state("step") == [("a", 2)]

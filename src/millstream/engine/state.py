@@ -28,12 +28,14 @@ PART_BYTES = 64 << 20
 
 
 def state_schema(step: Step, state: str) -> pa.Schema:
-    """The key's columns, the subkey of a map (or the epoch of what a bag holds), and the value, named as declared."""
+    """The key's columns, the subkey of a map (or the epoch of what a bag holds), and the value, named as declared; a
+    state that is called like a column of the key has its values in `<name>_value`."""
     declared = step.states[state]
     fields = [pa.field(name, kind) for name, kind in zip(step.key, step.key_types, strict=True)]
     if declared.subkey_type is not None:
         fields.append(pa.field(declared.subkey_column, declared.subkey_type))
-    return pa.schema([*fields, pa.field(state, declared.stored_type)])
+    value = f"{state}_value" if state in step.key else state
+    return pa.schema([*fields, pa.field(value, declared.stored_type)])
 
 
 def now_of(step: Step, state: str, history: History) -> int | None:
