@@ -318,3 +318,15 @@ def test_a_damaged_local_copy_of_a_remote_segment_is_fetched_again(tmp_path: Pat
     store.put("segments/a", b"wrong" * 100)
     with pytest.raises(DamagedObject, match="segments/a"):
         read_checked(store, "segments/a", len(data), digest)
+
+
+@pytest.mark.parametrize("runs", [1, 2, 5, 15, 16, 17, 40])
+def test_hashes_in_runs_and_in_no_order_are_arranged_alike(runs: int) -> None:
+    draws = np.random.default_rng(runs)
+    parts = [np.sort(draws.integers(0, 50_000, 60_000 // runs)) for _ in range(runs)]
+    keys = np.concatenate(parts).astype(np.int64)
+    hashes = keys.astype(np.uint64) << np.uint64(20)
+    for chosen in (np.arange(len(keys)), draws.permutation(len(keys))):
+        order, starts = arrange(hashes[chosen], KeyColumns.canonical([pa.array(keys[chosen])]))
+        assert (order == np.argsort(keys[chosen], kind="stable")).all()
+        assert len(starts) == len(np.unique(keys))
