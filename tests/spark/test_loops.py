@@ -32,7 +32,7 @@ def test_a_loop_that_was_stopped_goes_on_at_the_next_start_without_new_records(
     spark: SparkSession, tmp_path: Path
 ) -> None:
     feed = Feed(tmp_path / "in", PAIRS)
-    feed.add([(key, 2) for key in range(20)])
+    feed.add([(key, 4) for key in range(20)])
 
     def start(**options: Any) -> ms.RunningQuery:
         query = ms.Query("loop")
@@ -44,9 +44,10 @@ def test_a_loop_that_was_stopped_goes_on_at_the_next_start_without_new_records(
     running = start(trigger={"availableNow": True})
     running.await_termination()
     ended = running.epoch
-    assert ended < 2, "the loop has come to its end already"
+    assert ended < 4, "the loop has come to its end already"
     running = start()
-    running.wait_epoch(2, timeout=60)
+    running.wait_epoch(4, timeout=120)
     running.stop()
-    expected = Counter(key + step for key in range(20) for step in range(3))
-    assert {row["k"]: row["seen"] for row in running.state("count").collect()} == expected
+    expected = Counter(key + step for key in range(20) for step in range(5))
+    found = {row["k"]: row["seen"] for row in running.state("count").collect()}
+    assert found == expected, f"stopped after epoch {ended}, and again after {running.epoch}"
