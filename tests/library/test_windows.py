@@ -106,46 +106,40 @@ def first(pair: tuple[Any, Any]) -> Any:
 
 
 class SessionOracle:
-    """Sessions, one record at a time. Records are judged in pieces of a width, which `exact` makes one microsecond."""
+    """Sessions of records, one key at a time: records and open sessions that are near each other are one. Records are
+    late if the one they end up in has closed."""
 
-    def __init__(self, gap: float, lateness: float, exact: bool) -> None:
+    def __init__(self, gap: float, lateness: float) -> None:
         self.gap, self.mark = timedelta(seconds=gap), Watermark(lateness)
-        self.width = timedelta(microseconds=1) if exact else self.gap // 8
-        self.open: list[tuple[Any, list[Any]]] = []
+        self.open: dict[Any, list[list[Any]]] = defaultdict(list)
 
     def epoch(self, records: list[Any]) -> tuple[list[Any], list[Any], list[Any]]:
         self.mark.epoch(time for _, time, _ in records)
         assert self.mark.before is not None
-        late = []
-        for key, time, value in records:
-            piece = None if time is None else EPOCH + (time - EPOCH) // self.width * self.width
-            if piece is None or piece + self.width + self.gap - timedelta(microseconds=1) <= self.mark.before:
-                late.append((key, time, value))
-                continue
-            mine = [(time, value, True)]
-            for other in [each for each in self.open if each[0] == key]:
-                begin, end = other[1][0][0], max(t for t, _, _ in other[1])
-                if begin - self.gap < time < end + self.gap:
-                    mine += other[1]
-                    self.open.remove(other)
-            self.open.append((key, sorted(mine, key=first)))
-        self.open = [session for session in self.open if self.end(session) > self.mark.before]
-        early = [self.row(session) for session in self.open if any(new for _, _, new in session[1])]
-        final = [self.row(session) for session in self.open if self.end(session) <= self.mark.now]
-        self.open = [
-            (key, [(t, v, False) for t, v, _ in kept])
-            for key, kept in self.open
-            if self.end((key, kept)) > self.mark.now
-        ]
+        early, final, late = [], [], [record for record in records if record[1] is None]
+        for key in {record[0] for record in records} | set(self.open):
+            before = {id(record) for session in self.open[key] for record in session}
+            mine = [record for session in self.open[key] for record in session]
+            mine += [record for record in records if record[0] == key and record[1] is not None]
+            sessions: list[list[Any]] = []
+            for record in sorted(mine, key=lambda record: record[1]):
+                if sessions and record[1] < sessions[-1][-1][1] + self.gap:
+                    sessions[-1].append(record)
+                else:
+                    sessions.append([record])
+            late += [record for each in sessions if self.end(each) <= self.mark.before for record in each]
+            sessions = [each for each in sessions if self.end(each) > self.mark.before]
+            early += [self.row(each) for each in sessions if not before.issuperset(map(id, each))]
+            final += [self.row(each) for each in sessions if self.end(each) <= self.mark.now]
+            self.open[key] = [each for each in sessions if self.end(each) > self.mark.now]
         return early, final, late
 
-    def end(self, session: tuple[Any, list[Any]]) -> datetime:
-        return max(time for time, _, _ in session[1]) + self.gap
+    def end(self, session: list[Any]) -> datetime:
+        last: datetime = session[-1][1]
+        return last + self.gap
 
-    def row(self, session: tuple[Any, list[Any]]) -> tuple[Any, ...]:
-        key, records = session
-        times = [time for time, _, _ in records]
-        return (key, min(times), max(times) + self.gap, *aggregated(value for _, value, _ in records))
+    def row(self, session: list[Any]) -> tuple[Any, ...]:
+        return (session[0][0], session[0][1], self.end(session), *aggregated(value for _, _, value in session))
 
 
 def random_epochs(rng: random.Random, count: int, spread: int, ahead: int) -> list[list[Any]]:
@@ -168,25 +162,29 @@ def random_epochs(rng: random.Random, count: int, spread: int, ahead: int) -> li
 
 
 def check(
-    window: Window, oracle: Any, rng: random.Random, *, early: bool, late: str, lateness: float, shown: int = 12
+    window: Window, oracle: Any, rng: random.Random, *, early: bool, late: str, lateness: float, tasks: int = 3
 ) -> None:
     """Epochs of the simulator and of the oracle, with a restart in between."""
     query, store, produced = build(window, lateness=lateness, early=early, late=late), open_store("memory://"), 0
-    sim = Simulated(query, SCHEMA, store, slots=3, map_tasks=3)
+    sim, dropped = Simulated(query, SCHEMA, store, slots=3, map_tasks=tasks), 0
     for number, records in enumerate(random_epochs(rng, 30, 90, 50)):
         if number in (11, 20):
-            sim = Simulated(query, SCHEMA, store, map_tasks=3)
+            sim = Simulated(query, SCHEMA, store, map_tasks=tasks)
         sim.feed(s=records)
         unfinished, final, too_late = oracle.epoch(records)
-        unfinished, final = [row[:shown] for row in unfinished], [row[:shown] for row in final]
+        dropped += len(too_late)
         if early:
             final = [(*row, True) for row in final] + [(*row, False) for row in unfinished]
         assert rows(sim.delivered["out"].get(sim.epoch, [])) == rows(final)
         if late == "output":
             found = [row[:3] for row in sim.delivered["late"].get(sim.epoch, [])]
             assert rows(found) == rows(too_late)
+            assert sim.late("w") == dropped
+        else:
+            assert (sim.late("w") > 0) == (dropped > 0), "what was combined before it was dropped counts once"
+            assert sim.late("w") <= dropped
         produced += len(final)
-    assert produced > 3
+    assert min(produced, dropped) > 3
 
 
 @pytest.mark.parametrize("options", [(False, "drop", 0), (True, "drop", 20), (True, "output", 5)])
@@ -214,16 +212,45 @@ def test_sliding_windows_are_those_of_plain_python(
     check(window, PaneOracle(window, lateness), rng, early=early, late=late, lateness=lateness)
 
 
-@pytest.mark.parametrize("options", [(False, "drop", 0), (True, "drop", 20), (True, "output", 5), (False, "output", 0)])
+@pytest.mark.parametrize(
+    "options", [(False, "drop", 0, 3), (True, "drop", 20, 1), (True, "output", 5, 2), (False, "output", 0, 3)]
+)
 @pytest.mark.parametrize("gap", [8, 30])
 def test_sessions_are_those_of_plain_python(
-    gap: int, options: tuple[bool, str, float], rng: random.Random, monkeypatch: pytest.MonkeyPatch
+    gap: int, options: tuple[bool, str, float, int], rng: random.Random
 ) -> None:
-    early, late, lateness = options
-    for unordered in ("f", "l", "every"):
-        monkeypatch.delitem(ALL, unordered)
-    oracle = SessionOracle(gap, lateness, late == "output")
-    check(ms.sessions(f"{gap} seconds"), oracle, rng, early=early, late=late, lateness=lateness, shown=9)
+    early, late, lateness, tasks = options
+    oracle = SessionOracle(gap, lateness)
+    check(ms.sessions(f"{gap} seconds"), oracle, rng, early=early, late=late, lateness=lateness, tasks=tasks)
+
+
+@pytest.mark.parametrize("late", ["drop", "output"])
+def test_a_record_that_falls_into_an_open_session_is_not_late_however_old_it_is(late: str) -> None:
+    sim = Simulated(build(ms.sessions("10 seconds"), late=late), SCHEMA, slots=1)
+    sim.feed(s=[("a", at(second), 1) for second in range(0, 101, 5)])
+    sim.feed(s=[("b", at(105), 1)])
+    sim.feed(
+        s=[("a", at(50), 1), ("a", at(-9), 1), ("a", at(-18), 1), ("a", at(-28), 1), ("b", None, 1), ("c", None, 1)]
+    )
+    assert sim.late("w") == 3, "one that is connected through another counts, one that is further away is late"
+    sim.feed(s=[("c", None, 1), ("d", at(0), 1)])
+    assert sim.late("w") == 5
+    sim.advance_watermark(at(1000))
+    assert rows(row[:4] for row in sim.outputs("out")) == rows(
+        [("a", at(-18), at(110), 24), ("b", at(105), at(115), 1)]
+    )
+    assert sim.state("w") == []
+
+
+@pytest.mark.parametrize("late", ["drop", "output"])
+@pytest.mark.parametrize("tasks", [1, 2, 3])
+def test_first_last_and_all_values_of_a_session_go_by_time_whatever_the_partitions(tasks: int, late: str) -> None:
+    sim = Simulated(build(ms.sessions("10 seconds"), late=late), SCHEMA, map_tasks=tasks)
+    times = [3, 1, 2, 1, 3, 3, 1, 2.5, 0.5, 0.5, 9, 4]
+    sim.feed(s=[("a", at(time), number) for number, time in enumerate(times)])
+    sim.feed(s=[("a", at(0.5), 12), ("a", at(9), 13), ("a", at(3), 14)])
+    sim.advance_watermark(at(100))
+    assert [row[-3:] for row in sim.outputs("out")] == [(8, 13, [8, 9, 12, 1, 3, 6, 2, 7, 0, 4, 5, 14, 11, 10, 13])]
 
 
 def test_a_record_is_late_only_when_its_window_has_closed() -> None:

@@ -149,6 +149,8 @@ def _run_level(
         try:
             if grouped is not None:
                 made.update(run.apply(grouped, hosted.reached))
+                own = made.get(step.stream("late")) if step.late == "process" else None
+                done.late[step.name] += 0 if own is None else own.num_rows
             streams = derive(spec, made)
         except RecordFailure as error:
             return replace(report, failure=failure_of(step.name, error.key, error.record, error.cause))

@@ -43,7 +43,7 @@ class Partial(Transform):
 
     def bind(self, schema: pa.Schema, timed: bool) -> Partial:
         bound = copy.copy(self)
-        bound.totals = Totals(self.aggregates, schema)
+        bound.totals = Totals(self.aggregates, schema, by_time=self.window is not None and self.window.gap > 0)
         check_key(self.key, schema)
         if self.window is not None and not timed:
             raise UserError("a window needs event time; give the source event_time=...")
@@ -72,7 +72,7 @@ class Partial(Transform):
             kept = pa.RecordBatch.from_arrays([*records.columns, timestamps(starts)], schema=self.output)
             return kept, self.window.judged(starts)
         keys = [records.column(name) for name in self.key]
-        parts = self.totals.lifted(records) + [pa.array(micros)] * len(self.span)
+        parts = self.totals.lifted(records, micros) + [pa.array(micros)] * len(self.span)
         one = (starts[0] == starts).all()
         given = keys if one else [*keys, pa.array(starts)]
         if repeats(given):

@@ -4,6 +4,7 @@ Rules
 -----
 - An aggregate is bound to a schema before anything runs; what does not fit is refused then, and the error names it.
 - The same parts are made of single records, of records combined before the exchange, and of stored totals.
+- If parts may meet in any order, `first`, `last` and `collect` go by time: then their parts hold the times of values.
 """
 
 from __future__ import annotations
@@ -17,11 +18,27 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from millstream.errors import UserError
-from millstream.library.reduce import ADD, CONCAT, FIRST, FOLD, LAST, MAX, MIN, Mask, Part, combine, reduce_runs
+from millstream.library.reduce import (
+    ADD,
+    CONCAT,
+    EARLIEST,
+    FIRST,
+    FOLD,
+    LAST,
+    LATEST,
+    MAX,
+    MIN,
+    Mask,
+    Part,
+    combine,
+    reduce_runs,
+    sorted_lists,
+)
 from millstream.model.arrays import array_from
 from millstream.model.batch import Batch, InputBatch
 from millstream.model.maps import Map
 from millstream.model.state import Value
+from millstream.model.times import Times
 from millstream.model.types import describe_type, format_type, parse_type
 
 LONG, DOUBLE = pa.int64(), pa.float64()
@@ -55,6 +72,9 @@ _SHAPES = {
 }
 """For each aggregate, its parts: what follows its name, and how they are reduced."""
 
+_BY_TIME = {"first": EARLIEST, "last": LATEST, "collect": CONCAT}
+"""How the parts are reduced of aggregates that can go by time."""
+
 
 @dataclass(frozen=True, slots=True)
 class Bound:
@@ -63,13 +83,19 @@ class Bound:
     name: str
     aggregate: Aggregate
     parts: list[Part]
+    by_time: bool = False
 
     @property
     def output(self) -> pa.DataType:
         """The type of its value."""
-        return self.parts[0].kind
+        kind = self.parts[0].kind
+        if not self.by_time:
+            return kind
+        if self.aggregate.op == "collect":
+            return pa.list_(pa.field("element", kind.value_type.field("value").type))
+        return kind.field("value").type
 
-    def lifted(self, records: pa.RecordBatch) -> list[pa.Array]:
+    def lifted(self, records: pa.RecordBatch, micros: Times | None) -> list[pa.Array]:
         """The parts of single records, one row each."""
         op, column = self.aggregate.op, self.aggregate.column
         if column is None:
@@ -78,16 +104,22 @@ class Bound:
         if op == "count":
             return [_ones(values)]
         if op == "mean":
-            return [values.cast(DOUBLE), _ones(values)]
+            return [values.cast(DOUBLE, safe=False), _ones(values)]
+        kind = self.parts[0].kind
+        if self.by_time:
+            struct = kind.value_type if op == "collect" else kind
+            values = pa.StructArray.from_arrays([pa.array(micros), values], fields=list(struct))
         if op == "collect":
-            return [pa.ListArray.from_arrays(np.arange(len(values) + 1, dtype=np.int32), values, type=self.output)]
+            return [pa.ListArray.from_arrays(np.arange(len(values) + 1, dtype=np.int32), values, type=kind)]
         if self.aggregate.lift is not None:
             made = [None if value is None else self.aggregate.lift(value) for value in values.to_pylist()]
-            return [array_from(made, self.output)]
-        return [values if values.type == self.output else values.cast(self.output)]
+            return [array_from(made, kind)]
+        return [values if values.type == kind else values.cast(kind)]
 
     def result(self, parts: Sequence[pa.Array]) -> pa.Array:
         """The value that the parts stand for."""
+        if self.by_time:
+            return sorted_lists(parts[0], self.output) if self.aggregate.op == "collect" else parts[0].flatten()[1]
         if self.aggregate.op != "mean":
             return parts[0]
         total, count = parts
@@ -101,9 +133,20 @@ def _ones(values: pa.Array) -> pa.Array:
     return values.is_valid().cast(LONG)
 
 
-def _bound(name: str, aggregate: Aggregate, kinds: Sequence[pa.DataType]) -> Bound:
+def _bound(name: str, aggregate: Aggregate, kinds: Sequence[pa.DataType], by_time: bool) -> Bound:
+    if by_time and aggregate.op in _BY_TIME:
+        return Bound(name, aggregate, [Part(name, kinds[0], _BY_TIME[aggregate.op])], True)
     shape = zip(_SHAPES[aggregate.op], kinds, strict=True)
     return Bound(name, aggregate, [Part(name + suffix, kind, op, aggregate.fold) for (suffix, op), kind in shape])
+
+
+def _with_times(aggregate: Aggregate, kinds: list[pa.DataType]) -> list[pa.DataType]:
+    """The types of parts that hold the times of their values, if the aggregate can go by time."""
+    if aggregate.op not in _BY_TIME:
+        return kinds
+    kind = kinds[0].value_type if aggregate.op == "collect" else kinds[0]
+    struct = pa.struct([pa.field("at", LONG), pa.field("value", kind)])
+    return [pa.list_(pa.field("element", struct)) if aggregate.op == "collect" else struct]
 
 
 def _kinds(name: str, aggregate: Aggregate, schema: pa.Schema) -> list[pa.DataType]:
@@ -143,10 +186,13 @@ def _sum_type(name: str, aggregate: Aggregate, kind: pa.DataType) -> pa.DataType
 class Totals:
     """Several aggregates: their parts, how they are stored, and their results.
 
-    `lifted` says that records come as parts already, in columns of their own.
+    `lifted` says that records come as parts already, in columns of their own. `by_time` says that parts may meet in
+    any order, so that what has an order goes by time.
     """
 
-    def __init__(self, aggregates: Mapping[str, Aggregate], schema: pa.Schema, lifted: bool = False) -> None:
+    def __init__(
+        self, aggregates: Mapping[str, Aggregate], schema: pa.Schema, lifted: bool = False, by_time: bool = False
+    ) -> None:
         self.from_parts = lifted
         self.bound = []
         for name, aggregate in aggregates.items():
@@ -154,7 +200,8 @@ class Totals:
                 kinds = [schema.field(f"__{name}{suffix}").type for suffix, _ in _SHAPES[aggregate.op]]
             else:
                 kinds = _kinds(name, aggregate, schema)
-            self.bound.append(_bound(name, aggregate, kinds))
+                kinds = _with_times(aggregate, kinds) if by_time else kinds
+            self.bound.append(_bound(name, aggregate, kinds, by_time))
         self.parts = [part for bound in self.bound for part in bound.parts]
         self.fields = [pa.field(part.name, part.kind) for part in self.parts]
         if len({part.name for part in self.parts}) != len(self.parts):
@@ -196,15 +243,15 @@ class Totals:
         valid: Mask = totals.is_valid().to_numpy(zero_copy_only=False)
         return valid
 
-    def lifted(self, records: pa.RecordBatch) -> list[pa.Array]:
-        """The parts of single records."""
-        return [column for bound in self.bound for column in bound.lifted(records)]
+    def lifted(self, records: pa.RecordBatch, micros: Times | None = None) -> list[pa.Array]:
+        """The parts of single records; of those that go by time, with their times."""
+        return [column for bound in self.bound for column in bound.lifted(records, micros)]
 
-    def given(self, batch: Batch | InputBatch) -> list[pa.Array]:
+    def given(self, batch: Batch | InputBatch, micros: Times | None = None) -> list[pa.Array]:
         """The parts of a batch's records, one row for each record."""
         if self.from_parts:
             return [batch.column(column_of(part)) for part in self.parts]
-        return self.lifted(batch.rows)
+        return self.lifted(batch.rows, micros)
 
     def reduced(self, batch: Batch | InputBatch) -> list[pa.Array]:
         """The parts of a batch's records, one row for each key."""

@@ -28,6 +28,8 @@ Rows = npt.NDArray[np.int64]
 Mask = npt.NDArray[np.bool_]
 
 ADD, MIN, MAX, FIRST, LAST, CONCAT, FOLD = "add", "min", "max", "first", "last", "concat", "fold"
+EARLIEST, LATEST = "earliest", "latest"
+"""Of structs of a time and a value: the one with the least time, of several the first; and the other way round."""
 
 _PLAIN = {ADD: np.add, MIN: np.minimum, MAX: np.maximum}
 _FLOAT = {ADD: np.add, MIN: np.fmin, MAX: np.maximum}  # fmin passes NaN over, maximum passes it on
@@ -54,6 +56,8 @@ def reduce_runs(part: Part, column: pa.Array, starts: Rows) -> pa.Array:
         return column.take(pa.array(starts))
     if part.op == LAST:
         return column.take(pa.array(np.append(starts[1:], len(column)) - 1))
+    if part.op in (EARLIEST, LATEST):
+        return column.take(pa.array(_furthest(column.flatten()[0].to_numpy(), starts, part.op == LATEST)))
     if part.op == CONCAT:
         return _joined_lists(column, starts)
     if part.op == FOLD:
@@ -65,6 +69,15 @@ def reduce_runs(part: Part, column: pa.Array, starts: Rows) -> pa.Array:
     kernel = _KERNEL[part.op]
     reduced = table.aggregate([("value", kernel, _SKIP)]).column(f"value_{kernel}")
     return _single(reduced).cast(part.kind)
+
+
+def _furthest(times: Rows, starts: Rows, latest: bool) -> Rows:
+    """The row of each run with the least time, the first of them; or with the greatest, the last of them."""
+    counts = np.diff(starts, append=len(times))
+    bounds = (np.maximum if latest else np.minimum).reduceat(times, starts)
+    rows = np.flatnonzero(times == np.repeat(bounds, counts))
+    found: Rows = rows[np.searchsorted(rows, starts + counts) - 1 if latest else np.searchsorted(rows, starts)]
+    return found
 
 
 def reduce_ranges(part: Part, column: pa.Array, starts: Rows, ends: Rows) -> pa.Array:
@@ -217,6 +230,15 @@ def _has_kernel(part: Part, column: pa.Array) -> bool:
 
 
 # -- lists, and a user's function -------------------------------------------------------------------------------------
+
+
+def sorted_lists(column: pa.Array, kind: pa.DataType) -> pa.Array:
+    """Lists of structs of a time and a value: the values in the order of their times, and as they stood if equal."""
+    lengths = column.value_lengths().to_numpy()
+    times, values = column.flatten().flatten()
+    order = np.lexsort((times.to_numpy(), np.repeat(np.arange(len(lengths)), lengths)))
+    offsets = pa.array(np.concatenate(([0], np.cumsum(lengths))), pa.int32())
+    return pa.ListArray.from_arrays(offsets, values.take(pa.array(order)), type=kind)
 
 
 def _joined_lists(column: pa.Array, starts: Rows) -> pa.Array:

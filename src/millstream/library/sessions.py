@@ -6,8 +6,11 @@ Rules
   sessions that are less than the gap apart grow together.
 - A key has one timer, at the end of the first of its sessions. When it fires, the sessions whose end has come are
   produced and deleted, and the timer is set anew.
-- Pieces that neither belong to an open session nor make one that is open are too late, and are dropped.
-- Pieces are combined in the order of their times, records of a piece in that of processing.
+- The step sees all records, and judges them itself: together with all that they connect, they are late if what they
+  make has closed already. So no record is late that falls into an open session, however old it is. Those that are late
+  are sent to the output `late`, where they are counted, too; if nobody asked for them, only what identifies them is.
+- Pieces meet in any order. So `first`, `last` and `collect` go by event time, and by the order of processing where times
+  are equal, which is that of what is stored and then of a batch's rows.
 """
 
 from __future__ import annotations
@@ -19,10 +22,10 @@ import pyarrow as pa
 
 from millstream.library.partial import SPAN
 from millstream.library.parts import Aggregate, column_of
-from millstream.library.reduce import LAST, Mask, Rows, reduce_runs
+from millstream.library.reduce import FOLD, Mask, Rows, reduce_runs
 from millstream.library.totals import Aggregates
 from millstream.library.tumbling import window_fields
-from millstream.library.windows import Window, micros_in, timestamps
+from millstream.library.windows import START, Window, micros_in, timestamps
 from millstream.model.batch import Batch, Timed, TimerBatch
 from millstream.model.computation import Computation
 from millstream.model.maps import Map
@@ -39,12 +42,16 @@ class SessionTotals(Aggregates):
 
     totals: Map  # type: ignore[assignment]
     end = Timer(EVENT_TIME)
+    by_time = True
+    late: tuple[str, ...]
 
     def __init__(
         self, aggregates: Mapping[str, Aggregate], window: Window, early: bool = False, lifted: bool = True
     ) -> None:
         super().__init__(aggregates, lifted)
         self.gap, self.early = window.gap, early
+        if not lifted:
+            self.outputs = {"late": f"{START} timestamp"}  # type: ignore[misc]  # its columns are known in bind
 
     def bind(self, inputs: Mapping[str, pa.Schema], key: tuple[str, ...]) -> Computation:
         bound = super().bind(inputs, key)
@@ -52,6 +59,9 @@ class SessionTotals(Aggregates):
         bound.fields = [_LAST, *bound.folding.fields]
         bound.totals = Map("timestamp", format_type(pa.struct(bound.fields)))
         bound.totals.name = "totals"
+        [schema] = inputs.values()
+        bound.late = (*key, START) if self.lifted else tuple(schema.names)
+        bound.outputs = {"late": format_schema(pa.schema([schema.field(name) for name in bound.late]))}  # type: ignore[misc]
         return bound
 
     fields: list[pa.Field]
@@ -64,11 +74,15 @@ class SessionTotals(Aggregates):
         stored = items.values.flatten()
         known = len(items.places)
         new_places = np.repeat(np.arange(len(batch)), batch.count())
-        new_starts, new_lasts = self._span(batch)
+        new_starts, new_lasts, given = self._pieces(batch)
+        timeless = new_starts == NULL_TIME
+        if timeless.any():
+            new_places, new_starts, new_lasts = (each[~timeless] for each in (new_places, new_starts, new_lasts))
+            given = [column.filter(pa.array(~timeless)) for column in given]
         places = np.concatenate([items.places, new_places])
         starts = np.concatenate([micros_in(items.subkeys), new_starts])
         lasts = np.concatenate([micros_in(stored[0]), new_lasts])
-        parts = [pa.concat_arrays([old, new]) for old, new in zip(stored[1:], self.folding.given(batch), strict=True)]
+        parts = [pa.concat_arrays([old, new]) for old, new in zip(stored[1:], given, strict=True)]
         order = np.lexsort((starts, places))
         first = _begins(places[order], starts[order], lasts[order] + self.gap)
         session = np.empty(len(order), np.int64)
@@ -80,7 +94,7 @@ class SessionTotals(Aggregates):
         kept = until + self.gap > mark
         moved = changed[session[:known]] & (begins[session[:known]] != starts[:known])
         self.totals.delete(batch, items.places[moved], items.subkeys.filter(pa.array(moved)))
-        totals = self._reduced(parts, order, first, session, lasts)
+        totals = self._reduced(parts, order, first, session)
         fresh = changed & kept
         self._write(batch, where[fresh], begins[fresh], until[fresh], [c.filter(pa.array(fresh)) for c in totals])
         before = _earliest(len(batch), items.places, lasts[:known] + self.gap)
@@ -88,22 +102,31 @@ class SessionTotals(Aggregates):
         self.end.set(batch, after.view("datetime64[us]"), where=(after != before) & (after != _NEVER))
         if self.early:
             yield self._produced(batch, fresh, where, begins, until, totals, False)
+        timeless[np.flatnonzero(~timeless)[~kept[session[known:]]]] = True
+        yield from self._sent_late(batch, timeless)
 
-    def _span(self, batch: Batch) -> tuple[Times, Times]:
-        """The times of the first and the last record of each piece; without pieces, those of the records."""
-        if self.lifted:
-            first, last = (batch.column(column_of(part)).to_numpy() for part in SPAN)
-            return first, last
-        judged = batch.times.view(np.int64)
-        return judged - (self.gap - 1), judged - (self.gap - 1)
+    def _pieces(self, batch: Batch) -> tuple[Times, Times, list[pa.Array]]:
+        """The times of the first and the last record of each piece, and its parts; if records come as they are, each
+        is a piece. No time where there is none."""
+        times = batch.column(START).view(pa.int64()).fill_null(NULL_TIME).to_numpy()
+        if not self.lifted:
+            return times, times, self.folding.given(batch, times)
+        first, last = (batch.column(column_of(part)).to_numpy() for part in SPAN)
+        return np.where(times == NULL_TIME, times, first), last, self.folding.given(batch)
 
-    def _reduced(self, parts: list[pa.Array], order: Rows, first: Rows, session: Rows, lasts: Times) -> list[pa.Array]:
-        """The totals of each session; the last value is that of the piece which ends last."""
-        by_end = np.lexsort((lasts, session)) if any(part.op == LAST for part in self.folding.parts) else order
+    def _reduced(self, parts: list[pa.Array], order: Rows, first: Rows, session: Rows) -> list[pa.Array]:
+        """The totals of each session. A user's function is given pieces by their starts, all else as they came."""
+        as_they_came = np.argsort(session, kind="stable")
         return [
-            reduce_runs(part, column.take(pa.array(by_end if part.op == LAST else order)), first)
+            reduce_runs(part, column.take(pa.array(order if part.op == FOLD else as_they_came)), first)
             for part, column in zip(self.folding.parts, parts, strict=True)
         ]
+
+    def _sent_late(self, batch: Batch, late: Mask) -> Iterator[Timed]:
+        """Records, or pieces of them, that came too late."""
+        if late.any():
+            columns = [batch.column(name).filter(pa.array(late)) for name in self.late]
+            yield batch.timed(batch.output_to("late", *columns), batch.times[late])
 
     def _write(self, batch: Batch, places: Rows, starts: Times, lasts: Times, totals: list[pa.Array]) -> None:
         values = pa.StructArray.from_arrays([timestamps(lasts), *totals], fields=self.fields)

@@ -29,6 +29,8 @@ class Aggregates(Computation):
 
     totals: Value
     folding: Totals
+    by_time = False
+    """Whether what has an order goes by time."""
 
     def __init__(self, aggregates: Mapping[str, Aggregate], lifted: bool = True) -> None:
         self.aggregates, self.lifted = aggregates, lifted
@@ -36,7 +38,7 @@ class Aggregates(Computation):
     def bind(self, inputs: Mapping[str, pa.Schema], key: tuple[str, ...]) -> Computation:
         bound = copy.copy(self)
         [schema] = inputs.values()
-        bound.folding = Totals(self.aggregates, schema, self.lifted)
+        bound.folding = Totals(self.aggregates, schema, self.lifted, self.by_time)
         bound.totals = bound.folding.state("totals")
         bound.output = bound.output_ddl(schema, key)  # type: ignore[misc]
         return bound

@@ -57,11 +57,11 @@ class WindowedStream:
             raise UserError(f"step {name!r}: late={late!r}; a window that has closed takes no more: 'drop' or 'output'")
         keep = late == "output"
         if keep and window.gap:
-            window = session_window(window.gap, 1)  # each record is judged by itself
+            window = session_window(window.gap, 1)  # each record is a piece
         partial = combined(keyed, name, Partial(keyed.key, aggregates, window, keep))
         arguments = (aggregates, window, early, not keep)
         if window.gap:
-            return partial.key_by(*keyed.key).compute(name, SessionTotals(*arguments), late=late)
+            return partial.key_by(*keyed.key).compute(name, SessionTotals(*arguments), late="process")
         if window.size != window.every:
             return partial.key_by(*keyed.key).compute(name, SlidingTotals(*arguments), late=late)
         return partial.key_by(*keyed.key, START).compute(name, TumblingTotals(*arguments), late=late)
