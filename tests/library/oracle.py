@@ -9,6 +9,9 @@ from typing import Any
 
 NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
 
+FAR = datetime(2900, 1, 1, tzinfo=UTC)
+"""Times from here on are those of a bad clock, which moves no watermark."""
+
 
 def at(seconds: float) -> datetime:
     return NOON + timedelta(seconds=seconds)
@@ -65,7 +68,7 @@ class Watermark:
 
     def epoch(self, times: Iterable[datetime | None]) -> None:
         self.before = self.now
-        known = [t for t in times if t is not None]
+        known = [t for t in times if t is not None and t < FAR]
         if known:
             self.now = max(self.now, max(known) - self.lateness)
 

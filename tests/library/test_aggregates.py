@@ -71,6 +71,43 @@ def test_every_aggregate_of_numbers_is_that_of_plain_python(kind: str, rng: rand
         assert rows(sim.delivered["out"].get(sim.epoch, [])) == rows(expected)
 
 
+def test_zeros_and_all_nans_are_one_key_each_and_their_records_stay_in_order(rng: random.Random) -> None:
+    other: float = np.array([0x7FF8000000000123]).view(np.float64)[0].item()
+    text = ms.combine("x", lambda a, b: a + b, type="string", lift=str)
+    for kind in ("double", "float"):
+        query = build({"f": ms.first("x"), "l": ms.last("x"), "every": ms.collect("x"), "text": text})
+        sim = Simulated(query, {"s": f"k {kind}, x long"}, map_tasks=2)
+        seen: dict[str, list[int]] = defaultdict(list)
+        for epoch in range(4):
+            records = [
+                (rng.choice([0.0, -0.0, math.nan, other, 1.0, None]), 100 * epoch + number) for number in range(40)
+            ]
+            for key, number in records:
+                seen[repr(key).lstrip("-")].append(number)
+            sim.feed(s=records)
+            found = {repr(row[0]): row[1:] for row in sim.delivered["out"][sim.epoch]}
+            assert found == {k: (all_[0], all_[-1], all_, "".join(map(str, all_))) for k, all_ in seen.items()}
+
+
+def test_a_sum_of_decimals_that_does_not_fit_is_an_error_wherever_it_is_made() -> None:
+    query, large = build({"total": ms.sum("x")}), Decimal("9" * 38)
+    at_once = Simulated(query, {"s": "k long, x decimal(38,0)"})
+    with pytest.raises(ms.StepError, match=r"the sum 'total' does not fit DECIMAL\(38,0\)"):
+        at_once.feed(s=[(1, large)] * 7)
+    later = Simulated(query, {"s": "k long, x decimal(38,0)"})
+    later.feed(s=[(1, large), (1, large.copy_negate()), (1, large)])
+    later.feed(s=[(1, large.copy_negate()), (2, large)])
+    assert rows(later.delivered["out"][1]) == rows([(1, Decimal(0)), (2, large)])
+    with pytest.raises(ms.StepError, match="of fewer digits, or of DOUBLE"):
+        later.feed(s=[(2, Decimal(1))])
+
+
+def test_the_mean_of_large_integers_is_that_of_the_nearest_doubles() -> None:
+    sim = Simulated(build({"avg": ms.mean("x")}), {"s": "k long, x long"})
+    sim.feed(s=[(1, 2**53 + 1), (1, 2**63 - 1), (2, 2**53 + 1)])
+    assert dict(sim.outputs("out")) == {1: (float(2**53) + float(2**63)) / 2, 2: float(2**53)}
+
+
 def test_min_max_first_and_collect_take_any_type() -> None:
     aggregates = {"low": ms.min("x"), "high": ms.max("x"), "f": ms.first("x"), "every": ms.collect("x")}
     cases: dict[str, list[Any]] = {

@@ -9,9 +9,10 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
-from oracle import NOON, Watermark, aggregated, at, rows
+from oracle import FAR, NOON, Watermark, aggregated, at, plain, rows
 
 import millstream as ms
+from millstream.library.sliding import SlidingTotals
 from millstream.library.windows import Window
 from millstream.store.objects import open_store
 from millstream.testing import Simulated
@@ -143,7 +144,7 @@ class SessionOracle:
 
 
 def random_epochs(rng: random.Random, count: int, spread: int, ahead: int) -> list[list[Any]]:
-    """Records that drift forward in time, some of them late, some without a time, some epochs empty."""
+    """Records that drift forward in time, some late, some without a time or of a bad clock, some epochs empty."""
     epochs, now = [], 0
     for _ in range(count):
         now += rng.randrange(ahead)
@@ -152,7 +153,7 @@ def random_epochs(rng: random.Random, count: int, spread: int, ahead: int) -> li
             [
                 (
                     rng.choice(["a", "b", "c", None]),
-                    None if rng.random() < 0.03 else at(now + rng.randint(-spread, spread // 3)),
+                    rng.choice([None, FAR]) if rng.random() < 0.05 else at(now + rng.randint(-spread, spread // 3)),
                     rng.choice([None, 1, 2, 3, -5]),
                 )
                 for _ in range(size)
@@ -210,6 +211,39 @@ def test_sliding_windows_are_those_of_plain_python(
 ) -> None:
     early, late, lateness = options
     check(window, PaneOracle(window, lateness), rng, early=early, late=late, lateness=lateness)
+
+
+def test_panes_too_far_apart_to_be_counted_harm_no_window() -> None:
+    micro = timedelta(microseconds=1)
+    query = ms.Query("far")
+    source = query.source("s", None, event_time="ts", lateness="1 minute", max_ahead="1000 days")
+    source.key_by("k").window(ms.sliding(3 * micro, every=micro)).count("w", early=True).sink("out", ms.Memory())
+    sim = Simulated(query, {"s": "k long, ts timestamp"}, slots=1)
+    sim.feed(s=[(key, NOON) for key in range(1000)] + [(5, FAR)])
+    sim.advance_watermark(at(60))
+    expected = [(key, NOON - back * micro, 1) for key in range(1000) for back in range(3)]
+    far = [(5, FAR - back * micro, 1, False) for back in range(3)]
+    found = [(row[0], row[1], *row[3:]) for row in sim.outputs("out")]
+    assert rows(found) == rows([(*row, final) for row in expected for final in (False, True)] + far)
+
+
+def test_many_panes_of_a_key_close_in_one_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = []
+    closed = SlidingTotals.closed
+    monkeypatch.setattr(SlidingTotals, "closed", lambda self, batch: [calls.append(1), *closed(self, batch)][1:])
+    panes = 300
+    sim = Simulated(build(ms.sliding("10 seconds", every="1 second"), lateness=10_000), SCHEMA, slots=1)
+    sim.feed(s=[("a", at(3 * second), second) for second in range(panes)])
+    sim.feed(s=[("b", at(second), 1) for second in (0, 5, 50)])
+    sim.advance_watermark(at(3 * panes + 100))
+    found = {(row[0], row[1]): row for row in sim.outputs("out")}
+    assert len(found) == len(sim.outputs("out"))
+    for second in range(-9, 3 * panes - 2):
+        values = [value for value in range(panes) if second <= 3 * value < second + 10]
+        assert plain(found["a", at(second)][3:]) == plain(aggregated(values))
+    assert sorted(start for key, start in found if key == "b") == [at(s) for s in (*range(-9, 6), *range(41, 51))]
+    assert len(calls) == 1
+    assert sim.state("w") == []
 
 
 @pytest.mark.parametrize(

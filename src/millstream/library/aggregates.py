@@ -23,7 +23,8 @@ def count(column: str | None = None) -> Aggregate:
 
 
 def sum(column: str) -> Aggregate:
-    """The sum of a column of numbers; null where all are. Integers give BIGINT, which wraps around, floats DOUBLE."""
+    """The sum of a column of numbers; null where all are. Integers give BIGINT, which wraps around, floats DOUBLE,
+    decimals ten more digits, and an error if these are not enough."""
     return Aggregate("sum", _column("sum", column))
 
 

@@ -7,6 +7,7 @@ Rules
   within a group, and give the same results.
 - Nulls say nothing to `add`, `min` and `max`: the result is null where all are. `first`, `last` and `concat` keep them.
 - NaN is the greatest of numbers, as in Spark.
+- Sums of integers wrap around. Sums of decimals are made in twice the width, and are refused if they do not fit.
 - No Python loop over rows or groups, except for a user's own function.
 """
 
@@ -22,7 +23,9 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from millstream.errors import UserError
 from millstream.model.arrays import array_from
+from millstream.model.types import describe_type
 
 Rows = npt.NDArray[np.int64]
 Mask = npt.NDArray[np.bool_]
@@ -65,10 +68,29 @@ def reduce_runs(part: Part, column: pa.Array, starts: Rows) -> pa.Array:
     if _is_number(part.kind):
         return _reduced_numbers(part, column, starts)
     runs = np.repeat(np.arange(len(starts)), np.diff(starts, append=len(column)))
-    table = pa.table({"run": runs, "value": column}).group_by("run", use_threads=False)
+    table = pa.table({"run": runs, "value": _widened(part, column)}).group_by("run", use_threads=False)
     kernel = _KERNEL[part.op]
     reduced = table.aggregate([("value", kernel, _SKIP)]).column(f"value_{kernel}")
-    return _single(reduced).cast(part.kind)
+    return _narrowed(part, _single(reduced))
+
+
+def _widened(part: Part, column: pa.Array) -> pa.Array:
+    """What is to be added, so wide that no sum overflows."""
+    if part.op != ADD or not pa.types.is_decimal(part.kind):
+        return column
+    return column.cast(pa.decimal256(76, part.kind.scale))
+
+
+def _narrowed(part: Part, reduced: pa.Array) -> pa.Array:
+    """A reduced column in the type of its part."""
+    if part.op != ADD or not pa.types.is_decimal(part.kind):
+        return reduced.cast(part.kind)
+    try:
+        return reduced.cast(part.kind)
+    except pa.ArrowInvalid as error:
+        raise UserError(
+            f"the sum {part.name!r} does not fit {describe_type(part.kind)}; sum a column of fewer digits, or of DOUBLE"
+        ) from error
 
 
 def _furthest(times: Rows, starts: Rows, latest: bool) -> Rows:
@@ -114,11 +136,13 @@ def reduce_keys(
 ) -> tuple[list[pa.Array], list[pa.Array]]:
     """One row for each distinct key, in the order in which they come first: the keys, and the reduced columns.
 
-    Equality of keys may be finer than that of state, which only means a row more.
+    Keys are equal as they are in state.
     """
+    keys = [_as_in_state(column) for column in keys]
     names = [f"key{number}" for number in range(len(keys))]
     quick = [number for number, part in enumerate(parts) if _has_kernel(part, columns[number])]
-    table = dict(zip(names, keys, strict=True)) | {f"part{number}": columns[number] for number in quick}
+    table = dict(zip(names, keys, strict=True))
+    table |= {f"part{number}": _widened(parts[number], columns[number]) for number in quick}
     wanted: list[Any] = [(f"part{number}", _KERNEL[parts[number].op], _SKIP) for number in quick]
     if len(quick) < len(parts):
         table["place"] = pa.array(np.arange(len(keys[0])))
@@ -127,7 +151,7 @@ def reduce_keys(
     reduced: dict[int, pa.Array] = {}
     for number in quick:
         part = parts[number]
-        reduced[number] = _single(found.column(f"part{number}_{_KERNEL[part.op]}")).cast(part.kind)
+        reduced[number] = _narrowed(part, _single(found.column(f"part{number}_{_KERNEL[part.op]}")))
     if len(quick) < len(parts):
         order, starts = _runs(_single(found.column("place_list")))
         for number, part in enumerate(parts):
@@ -139,9 +163,20 @@ def reduce_keys(
 def group_rows(keys: Sequence[pa.Array]) -> tuple[Rows, Rows]:
     """Rows by distinct key, in the order in which keys come first: their order, and where each key begins in it."""
     names = [f"key{number}" for number in range(len(keys))]
+    keys = [_as_in_state(column) for column in keys]
     table = pa.table([*keys, pa.array(np.arange(len(keys[0])))], names=[*names, "place"])
     places = _single(table.group_by(names, use_threads=False).aggregate([("place", "list")]).column("place_list"))
     return _runs(places)
+
+
+def _as_in_state(column: pa.Array) -> pa.Array:
+    """A column of a key in which what state takes for equal is the same: -0.0 and 0.0, and all NaNs."""
+    if not pa.types.is_floating(column.type):
+        return column
+    values, valid = _numbers(column)
+    values = values + values.dtype.type(0)  # -0.0 + 0.0 is 0.0
+    values[np.isnan(values)] = np.nan
+    return _column(values, valid, column.type)
 
 
 def _runs(places: pa.Array) -> tuple[Rows, Rows]:

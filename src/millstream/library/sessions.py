@@ -9,8 +9,8 @@ Rules
 - The step sees all records, and judges them itself: together with all that they connect, they are late if what they
   make has closed already. So no record is late that falls into an open session, however old it is. Those that are late
   are sent to the output `late`, where they are counted, too; if nobody asked for them, only what identifies them is.
-- Pieces meet in any order. So `first`, `last` and `collect` go by event time, and by the order of processing where times
-  are equal, which is that of what is stored and then of a batch's rows.
+- Pieces meet in any order. So `first`, `last` and `collect` go by event time, and where times are equal by the order of
+  processing, which is that of what is stored and then of a batch's rows.
 """
 
 from __future__ import annotations

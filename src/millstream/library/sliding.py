@@ -3,8 +3,9 @@
 Rules
 -----
 - A record is counted in one pane, however many windows it falls into. A key's panes are a map, by their starts.
-- A key has one timer, at the end of its next window that holds anything. When it fires, the windows whose end has come
-  are combined from their panes, panes that no later window holds are dropped, and the timer is set anew.
+- A key has one timer, at the end of its next window that holds anything. When it fires, all windows whose end has come
+  are combined from their panes, panes that no later window holds are dropped, and the timer is set anew. So the cost is
+  that of a key's panes and of its windows, however many close at once.
 - Within a window, panes are combined in the order of time, and records of a pane in that of processing.
 """
 
@@ -84,48 +85,45 @@ class SlidingTotals(Aggregates):
 
     def _changed(self, batch: Batch, places: Rows, panes: Times, opened: int) -> Iterator[Timed]:
         """Early results: the open windows that hold any of these panes."""
-        firsts = np.maximum(self.window.first_end(panes), opened)
-        counts = (self.window.last_end(panes) - firsts) // self.window.every + 1
-        owners, ends = np.repeat(places, counts), _steps(firsts, counts, self.window.every)
-        order = np.lexsort((ends, owners))
-        owners, ends = owners[order], ends[order]
-        some = np.flatnonzero((np.diff(owners, prepend=-1) != 0) | (np.diff(ends, prepend=NULL_TIME) != 0))
-        yield self._produced(batch, self.totals.items(batch), owners[some], ends[some], False)
+        owners, ends = self._holding(places, panes, np.full(len(batch), opened))
+        yield self._produced(batch, self.totals.items(batch), owners, ends, False)
+
+    def _holding(self, places: Rows, panes: Times, since: Times, until: int = _NEVER) -> tuple[Rows, Times]:
+        """The windows that hold any of these panes, which are in order, and end in this time: of which keys, and their
+        ends. A pane adds those that do not hold the one before."""
+        lasts = self.window.last_end(panes)
+        firsts = np.maximum(self.window.first_end(panes), since[places])
+        follows = np.flatnonzero(places[1:] == places[:-1])
+        firsts[follows + 1] = np.maximum(firsts[follows + 1], lasts[follows] + self.window.every)
+        counts = np.maximum((np.minimum(lasts, until) - firsts) // self.window.every + 1, 0)
+        return np.repeat(places, counts), _steps(firsts, counts, self.window.every)
 
     @end.fires
     def closed(self, batch: TimerBatch) -> Iterator[Timed]:
         """Produces the windows whose end has come."""
         window, items = self.window, self.totals.items(batch)
-        panes, counts = micros_in(items.subkeys), np.bincount(items.places, minlength=len(batch))
-        newest = panes[np.cumsum(counts) - 1]
-        until = np.minimum(batch.limit, window.last_end(newest))
-        number = np.clip((until - batch.micros) // window.every + 1, 1, max(1, window.size // window.every))
-        owners, ends = np.repeat(np.arange(len(batch)), number), _steps(batch.micros, number, window.every)
-        yield self._produced(batch, items, owners, ends, True)
-        following = batch.micros + number * window.every
-        over = panes < following[items.places] - window.size
+        panes = micros_in(items.subkeys)
+        lasts = window.last_end(panes)
+        limit = min(batch.limit, int(lasts.max()))
+        yield self._produced(batch, items, *self._holding(items.places, panes, batch.micros, limit), True)
+        over = lasts <= limit
         self.totals.delete(batch, items.places[over], items.subkeys.filter(pa.array(over)))
         left = np.full(len(batch), _NEVER)
         np.minimum.at(left, items.places[~over], window.first_end(panes[~over]))
-        self.end.set(batch, np.maximum(left, following).view("datetime64[us]"), where=left != _NEVER)
+        following = np.maximum(left, window.first_end(limit))
+        self.end.set(batch, following.view("datetime64[us]"), where=left != _NEVER)
 
     def _produced(self, batch: Batch, items: Items, owners: Rows, ends: Times, final: bool) -> Timed:
-        """Windows, from the panes of their keys; those that hold none are left out."""
-        panes = micros_in(items.subkeys)
-        oldest = np.full(len(batch), _NEVER)
-        np.minimum.at(oldest, items.places, panes)
-        numbers = (panes - oldest[items.places]) // self.window.pane
-        span = int(numbers.max(initial=0)) + 2
-        line = items.places * span + numbers
+        """Windows, from the panes of their keys. Panes are found by their ranks among all: their distances in time may
+        be too large for a number."""
+        times, ranks = np.unique(micros_in(items.subkeys), return_inverse=True)
+        line = items.places * (len(times) + 1) + ranks
 
-        def place(times: Times) -> Rows:
-            passed = np.clip((times - oldest[owners]) // self.window.pane, 0, span - 1)
-            found: Rows = np.searchsorted(line, owners * span + passed)
+        def place(limits: Times) -> Rows:
+            found: Rows = np.searchsorted(line, owners * (len(times) + 1) + np.searchsorted(times, limits))
             return found
 
         first, last = place(ends - self.window.size), place(ends)
-        some = last > first
-        owners, ends, first, last = owners[some], ends[some], first[some], last[some]
         columns = zip(self.folding.parts, self.folding.stored(items.values), strict=True)
         results = self.folding.results([reduce_ranges(part, column, first, last) for part, column in columns])
         marks = [pa.repeat(final, len(owners))] if self.early else []
