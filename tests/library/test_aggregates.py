@@ -102,6 +102,22 @@ def test_a_sum_of_decimals_that_does_not_fit_is_an_error_wherever_it_is_made() -
         later.feed(s=[(2, Decimal(1))])
 
 
+def test_keys_on_which_ones_own_function_fails_become_letters() -> None:
+    query = ms.Query("letters")
+    both = ms.combine("x", lambda a, b: a + b if 13 not in (a, b) else a / 0)
+    totals = query.source("s", None).key_by("k").aggregate("totals", on_error="dead_letter", total=both)
+    totals.sink("out", ms.Memory())
+    totals.output("dead_letter").sink("dead", ms.Memory())
+    sim = Simulated(query, {"s": "k string, x long"}, map_tasks=2)
+    sim.feed(s=[("a", 1), ("b", 1)])
+    sim.feed(s=[("a", 13), ("b", 2), ("a", 3)])
+    sim.feed(s=[("a", 5)])
+    assert rows(sim.outputs("out")) == rows([("a", 1), ("b", 1), ("b", 3), ("a", 6)])
+    assert len(sim.outputs("dead")) == 2
+    with pytest.raises(ms.UserError, match="'on_error' is an option here"):
+        build({"on_error": ms.count()})
+
+
 def test_the_mean_of_large_integers_is_that_of_the_nearest_doubles() -> None:
     sim = Simulated(build({"avg": ms.mean("x")}), {"s": "k long, x long"})
     sim.feed(s=[(1, 2**53 + 1), (1, 2**63 - 1), (2, 2**53 + 1)])

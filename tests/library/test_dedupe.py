@@ -97,13 +97,11 @@ def test_what_cannot_be_is_refused() -> None:
         ms.Dedupe("id", within="0 seconds")
     with pytest.raises(ms.UserError, match="give the column, or columns, of the id"):
         ms.Dedupe(within="1 second")
-    with pytest.raises(ms.UserError, match="is forgotten: 'drop' or 'output'"):
+    with pytest.raises(ms.UserError, match="would give wrong results: use 'drop' or 'output'"):
         build(60, late="process")
-    timeless = ms.Query("timeless")
-    source = timeless.source("s", None, event_time="ts").key_by("id")
-    source.compute("once", ms.Dedupe("id", within="1 hour"), late="process")
-    with pytest.raises(ms.StepError, match="without event time"):
-        Simulated(timeless, SCHEMA).feed(s=[("a", 1, None, 1)])
+    keyed = ms.Query("own").source("s", None, event_time="ts").key_by("id")
+    with pytest.raises(ms.UserError, match="'own': late='process'; Dedupe.* would give wrong results"):
+        keyed.compute("own", ms.Dedupe("id", within="1 hour"), late="process")
     query = ms.Query("other")
     query.source("s", None, event_time="ts").key_by("part").compute("once", ms.Dedupe("id", within="1 hour"))
     with pytest.raises(ms.UserError, match="reads a stream keyed by part; key it by id"):

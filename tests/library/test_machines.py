@@ -66,6 +66,46 @@ def test_posted_records_come_back_in_the_order_of_their_times_also_after_a_resta
     assert sim.state("u") == [("a", 6)]
 
 
+def test_posts_of_one_time_come_back_in_the_order_of_posting_and_leave_nothing_behind() -> None:
+    def echo(when: Any, record: Any, state: Any, later: Any) -> Any:
+        if isinstance(record, int):
+            yield when.key, record
+            if record == 11:
+                later.at(when.time, 12)
+        else:
+            for number in range(record.x):
+                later.at(at(10), number)
+
+    query = ms.Query("ties")
+    source = query.source("s", None, event_time="ts", max_ahead="1000 days")
+    source.key_by("k").unary("u", echo, output="k string, n long").sink("out", ms.Memory())
+    sim = Simulated(query, {"s": "k string, x long, ts timestamp"}, slots=1)
+    sim.feed(s=[("a", 12, at(0)), ("b", 1, at(0))])
+    sim.advance_watermark(at(9))
+    assert len(sim.state("u", "posted")) == 2
+    sim.advance_watermark(at(20))
+    assert [row[1] for row in sim.outputs("out") if row[0] == "a"] == list(range(13))
+    assert sim.state("u", "posted") == []
+
+
+def test_records_on_which_a_machine_fails_become_letters() -> None:
+    def broken(*arguments: Any) -> Any:
+        raise ValueError("broken")
+
+    query = ms.Query("letters")
+    one, two = query.source("one", None, event_time="ts"), query.source("two", None, event_time="ts")
+    made = [
+        one.key_by("k").state_machine("m", broken, output="k long", on_error="dead_letter", productions="strong"),
+        one.key_by("k").unary("u", broken, output="k long", on_error="dead_letter"),
+        one.key_by("k").binary("b", two.key_by("k"), broken, output="k long", on_error="dead_letter"),
+    ]
+    for stream in made:
+        stream.output("dead_letter").sink(f"dead_{stream.name}", ms.Memory())
+    sim = Simulated(query, {"one": "k long, ts timestamp", "two": "k long, ts timestamp"})
+    sim.feed(one=[(1, at(0))], two=[(1, at(0))])
+    assert [len(sim.outputs(f"dead_{name}")) for name in "mub"] == [1, 1, 2]
+
+
 def meet(when: Any, left: Any, right: Any, state: Any, later_left: Any, later_right: Any) -> Any:
     """Answers each question, at once or when the answer comes; asks again after a minute."""
     known = state.get() or {"answer": None, "open": 0}

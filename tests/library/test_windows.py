@@ -348,6 +348,8 @@ BAD: list[tuple[Callable[[], Any], str]] = [
     (lambda: ms.sliding("1 minute", every="2 minutes"), "would be lost"),
     (lambda: build("1 minute"), r"give tumbling\('1 minute'\)"),  # type: ignore[arg-type]
     (lambda: build(ms.tumbling("1 minute"), late="process"), "'drop' or 'output'"),
+    (lambda: build(ms.tumbling("1 minute"), early=ms.count()), "'early' is an option here; choose another name"),
+    (lambda: build(ms.tumbling("1 minute"), late=ms.sum("x")), "'late' is an option here; choose another name"),
 ]
 
 
@@ -355,6 +357,24 @@ BAD: list[tuple[Callable[[], Any], str]] = [
 def test_windows_that_cannot_be_are_refused_where_they_are_written(bad: Callable[[], Any], message: str) -> None:
     with pytest.raises(ms.UserError, match=message):
         bad()
+
+
+@pytest.mark.parametrize(
+    "window", [ms.tumbling("1 minute"), ms.sliding("1 minute", every="30 seconds"), ms.sessions("1 minute")], ids=repr
+)
+def test_keys_on_which_ones_own_function_fails_become_letters(window: Window) -> None:
+    query = ms.Query("letters")
+    source = query.source("s", None, event_time="ts", max_ahead="1000 days")
+    inverse = ms.combine("x", lambda a, b: a + b, type="double", lift=lambda x: 1 / x)
+    windows = source.key_by("k").window(window).aggregate("w", on_error="dead_letter", n=ms.count(), total=inverse)
+    windows.sink("out", ms.Memory())
+    windows.output("dead_letter").sink("dead", ms.Memory())
+    sim = Simulated(query, SCHEMA, map_tasks=2)
+    sim.feed(s=[("a", at(1), 2), ("b", at(1), 4), ("b", at(2), 0), ("a", at(3), 4)])
+    sim.advance_watermark(at(1000))
+    assert {(row[0], *row[3:]) for row in sim.outputs("out")} == {("a", 2, 0.75)}
+    assert len(sim.outputs("dead")) == 2
+    assert all("division by zero" in str(row) and "x=" in str(row) for row in sim.outputs("dead"))
 
 
 def test_windows_that_do_not_fit_the_stream_are_refused_before_the_first_epoch() -> None:

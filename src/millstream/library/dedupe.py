@@ -33,10 +33,6 @@ from millstream.model.types import format_schema
 
 def dedupe(stream: Stream, name: str, id: str | tuple[str, ...], within: str | timedelta, late: str) -> Stream:
     """Adds a step that lets the first record of each id through."""
-    if late not in ("drop", "output"):
-        raise UserError(
-            f"step {name!r}: late={late!r}; what came before a late record is forgotten: 'drop' or 'output'"
-        )
     step = Dedupe(*((id,) if isinstance(id, str) else id), within=within)
     return stream.key_by(*step.id).compute(name, step, late=late)
 
@@ -53,6 +49,7 @@ class Dedupe(Computation):
     newest: Value
     older: Map
     columns: tuple[str, ...]
+    takes_late = ("drop", "output")  # what came before a late record may be forgotten
 
     def __init__(self, *id: str, within: str | timedelta) -> None:
         if not id or not all(isinstance(column, str) for column in id):
@@ -60,6 +57,7 @@ class Dedupe(Computation):
         self.id, self.within = id, micros_of(within, "within")
         if self.within <= 0:
             raise UserError(f"Dedupe(within={within!r}): give a duration above zero")
+        self.stored_as = f"within {timedelta(microseconds=self.within)}"
 
     def __repr__(self) -> str:
         names = ", ".join(map(repr, self.id))
@@ -81,7 +79,7 @@ class Dedupe(Computation):
     def on_batch(self, batch: Batch) -> Iterator[Timed]:
         places, times = np.repeat(np.arange(len(batch)), batch.count()), batch.times.view(np.int64)
         if (times == NULL_TIME).any():
-            raise UserError("records without event time cannot be told from duplicates; use late='drop' or 'output'")
+            raise UserError("records that were fed back without event time cannot be told from duplicates")
         stored, known = self.newest.read(batch), self.newest.exists(batch)
         newest = stored.view(pa.int64()).fill_null(NULL_TIME).to_numpy()
         open_ = np.ones(len(places), np.bool_)

@@ -58,6 +58,13 @@ class Buckets:
         starts[micros == NULL_TIME] = NULL_TIME
         return starts
 
+    @property
+    def text(self) -> str:
+        """What makes a pair, in words."""
+        if self.lower is None:
+            return repr(Window(self.width, self.width, self.offset))
+        return f"between {self.lower} and {self.upper} microseconds"
+
     def both(self, left: bool) -> bool:
         """Whether a record is in the bucket before, too."""
         return self.lower is not None and not left
@@ -280,6 +287,7 @@ class BucketJoin(Join):
     def __init__(self, right_key: tuple[str, ...], suffix: str, buckets: Buckets) -> None:
         super().__init__(right_key, suffix)
         self.buckets: Buckets = buckets
+        self.stored_as = buckets.text
 
     def met(self, batch: Batch, fresh: Any) -> None:
         ends = micros_in(batch.key_columns[-1]) + self.buckets.kept

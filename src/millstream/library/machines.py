@@ -3,7 +3,8 @@
 Rules
 -----
 - They are computations by record: a Python call each, for what whole columns cannot say.
-- A post-dated record comes back to the same function at its time, once, in the order of times, as timers fire.
+- A post-dated record comes back to the same function at its time, once, in the order of times, and of posting where
+  times are equal: tags are numbers in the order of text. A key whose posts have all come back keeps nothing of them.
 """
 
 from __future__ import annotations
@@ -24,10 +25,10 @@ from millstream.model.timers import Timer
 
 
 def state_machine(
-    keyed: KeyedStream, name: str, fold: Callable[..., Any], state: str | type[object], output: str, late: str
+    keyed: KeyedStream, name: str, fold: Callable[..., Any], state: str | type[object], output: str, **options: str
 ) -> Stream:
     """Adds a step that runs a function of key, record and state."""
-    return keyed.compute(name, StateMachine(_checked(name, fold), state, output), late=late)
+    return keyed.compute(name, StateMachine(_checked(name, fold), state, output), **options)
 
 
 def unary(
@@ -37,10 +38,10 @@ def unary(
     state: str | type[object],
     output: str,
     timer: str,
-    late: str,
+    **options: str,
 ) -> Stream:
     """Adds a step that runs a function of time, record, state and what posts records for later."""
-    return keyed.compute(name, Unary(_checked(name, fn), state, output, timer), late=late)
+    return keyed.compute(name, Unary(_checked(name, fn), state, output, timer), **options)
 
 
 def binary(
@@ -52,10 +53,12 @@ def binary(
     output: str,
     timer: str,
     late: str,
+    on_error: str,
+    productions: str,
 ) -> Stream:
     """Adds a step that runs a function of two streams that share a state."""
     step = Binary(_checked(name, fn), state, output, timer)
-    return left.query.compute(name, step, late=late, left=left, right=right)
+    return left.query.compute(name, step, late=late, on_error=on_error, productions=productions, left=left, right=right)
 
 
 def _checked(name: str, fn: Callable[..., Any]) -> Callable[..., Any]:
@@ -92,17 +95,18 @@ class StateMachine(Computation):
 class Later:
     """Posts records for later: `later.at(when, record)`. `when` is a datetime, or a timedelta from now."""
 
-    __slots__ = ("_number", "_side", "_timer")
+    __slots__ = ("_posted", "_side", "_timer")
 
-    def __init__(self, timer: Timer, number: Value, side: str) -> None:
-        self._timer, self._number, self._side = timer, number, side
+    def __init__(self, timer: Timer, posted: Value, side: str) -> None:
+        self._timer, self._posted, self._side = timer, posted, side
 
     def at(self, when: datetime | timedelta, record: Any = None) -> None:
         """The function is called with this record, or any value, when its time has come."""
-        number = self._number.get()
-        self._number.set(number + 1)
+        posted = self._posted.get() or {"number": 0, "pending": 0}
+        self._posted.set({"number": posted["number"] + 1, "pending": posted["pending"] + 1})
         is_row = isinstance(record, tuple) and hasattr(record, "_fields")
-        self._timer.set(when, tag=f"{number}", payload=(self._side, is_row, tuple(record) if is_row else record))
+        payload = (self._side, is_row, tuple(record) if is_row else record)
+        self._timer.set(when, tag=f"{posted['number']:019}", payload=payload)
 
 
 class _Posting(Computation):
@@ -111,7 +115,7 @@ class _Posting(Computation):
     def __init__(self, fn: Callable[..., Any], state: str | type[object], output: str, timer: str) -> None:
         self.fn, self.output = fn, output  # type: ignore[misc]
         self.state = _state(state, "state")
-        self.posted = Value("long", default=0)
+        self.posted = Value("struct<number: long, pending: long>")
         self.later = Timer(timer, payload=object)
         self.posted.name, self.later.name, self.later.callback = "posted", "later", "again"
         self.names: dict[str, list[str]] = {}
@@ -126,6 +130,11 @@ class _Posting(Computation):
 
     def again(self, at: At) -> Iterable[Any] | None:
         """A record that was posted has come."""
+        posted = self.posted.get()
+        if posted["pending"] > 1:
+            self.posted.set({**posted, "pending": posted["pending"] - 1})
+        else:
+            self.posted.delete()
         side, is_row, record = at.payload
         if is_row:
             row_type: Any = namedtuple("Row", self.names[side], rename=True)  # type: ignore[misc]

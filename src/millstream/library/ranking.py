@@ -80,6 +80,7 @@ class TopN(Computation):
 
     def __init__(self, n: int, by: str, descending: bool) -> None:
         self.n, self.by, self.descending = n, by, descending
+        self.stored_as = f"the {n} {'greatest' if descending else 'least'} by {by}"
 
     def bind(self, inputs: Mapping[str, pa.Schema], key: tuple[str, ...]) -> Computation:
         bound = copy.copy(self)

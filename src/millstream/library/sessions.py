@@ -50,6 +50,7 @@ class SessionTotals(Aggregates):
     ) -> None:
         super().__init__(aggregates, lifted)
         self.gap, self.early = window.gap, early
+        self.stored_as = f"{window!r}: {self.stored_as}"
         if not lifted:
             self.outputs = {"late": f"{START} timestamp"}  # type: ignore[misc]  # its columns are known in bind
 

@@ -42,6 +42,7 @@ class SlidingTotals(Aggregates):
     ) -> None:
         super().__init__(aggregates, lifted)
         self.window, self.early = window, early
+        self.stored_as = f"{window!r}: {self.stored_as}"
 
     def bind(self, inputs: Mapping[str, pa.Schema], key: tuple[str, ...]) -> Computation:
         bound = super().bind(inputs, key)

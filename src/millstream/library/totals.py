@@ -19,6 +19,7 @@ from millstream.library.partial import Partial
 from millstream.library.parts import Aggregate, Totals
 from millstream.model.batch import Batch
 from millstream.model.computation import Computation
+from millstream.model.letters import DEAD_LETTER, STOP
 from millstream.model.query import KeyedStream, Stream
 from millstream.model.state import Value
 from millstream.model.types import format_schema
@@ -34,6 +35,7 @@ class Aggregates(Computation):
 
     def __init__(self, aggregates: Mapping[str, Aggregate], lifted: bool = True) -> None:
         self.aggregates, self.lifted = aggregates, lifted
+        self.stored_as = ", ".join(f"{name}={aggregate!r}" for name, aggregate in aggregates.items())
 
     def bind(self, inputs: Mapping[str, pa.Schema], key: tuple[str, ...]) -> Computation:
         bound = copy.copy(self)
@@ -61,11 +63,20 @@ class Aggregates(Computation):
         return totals
 
 
-def aggregate(keyed: KeyedStream, name: str, aggregates: Mapping[str, Aggregate]) -> Stream:
-    """Adds a step that keeps aggregates of all records of each key."""
+def aggregate(
+    keyed: KeyedStream, name: str, aggregates: Mapping[str, Aggregate], on_error: str = STOP, productions: str = "weak"
+) -> Stream:
+    """Adds a step that keeps aggregates of all records of each key.
+
+    If records may fail, they come as they are: functions run in the step, and letters show records.
+    """
+    check_options(name, on_error=on_error, productions=productions)
     check_aggregates(name, keyed.key, aggregates)
-    partial = combined(keyed, name, Partial(keyed.key, aggregates, None))
-    return partial.key_by(*keyed.key).compute(name, Aggregates(aggregates), late="process")
+    keep = on_error == DEAD_LETTER
+    if not keep:
+        keyed = combined(keyed, name, Partial(keyed.key, aggregates, None)).key_by(*keyed.key)
+    step = Aggregates(aggregates, not keep)
+    return keyed.compute(name, step, late="process", on_error=on_error, productions=productions)
 
 
 def combined(keyed: KeyedStream, name: str, partial: Partial) -> Stream:
@@ -76,6 +87,13 @@ def combined(keyed: KeyedStream, name: str, partial: Partial) -> Stream:
 def counted() -> dict[str, Aggregate]:
     """The aggregates of `count`."""
     return {"count": count()}
+
+
+def check_options(name: str, **options: object) -> None:
+    """Refuses aggregates that have the name of an option."""
+    for option, given in options.items():
+        if isinstance(given, Aggregate):
+            raise UserError(f"step {name!r}: {option}={given!r}; {option!r} is an option here; choose another name")
 
 
 def check_aggregates(name: str, key: tuple[str, ...], aggregates: Mapping[str, Aggregate]) -> None:

@@ -35,6 +35,7 @@ class TumblingTotals(Aggregates):
     ) -> None:
         super().__init__(aggregates, lifted)
         self.window, self.early = window, early
+        self.stored_as = f"{window!r}: {self.stored_as}"
 
     def output_ddl(self, schema: pa.Schema, key: tuple[str, ...]) -> str:
         return format_schema(pa.schema(window_fields(schema, key[:-1], self.folding.outputs, self.early)))

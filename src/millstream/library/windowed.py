@@ -10,9 +10,10 @@ from millstream.library.partial import Partial, check_free
 from millstream.library.parts import Aggregate
 from millstream.library.sessions import SessionTotals
 from millstream.library.sliding import SlidingTotals
-from millstream.library.totals import check_aggregates, combined, counted
+from millstream.library.totals import check_aggregates, check_options, combined, counted
 from millstream.library.tumbling import FINAL, TumblingTotals
 from millstream.library.windows import END, START, Window, check_window, session_window
+from millstream.model.letters import DEAD_LETTER, STOP
 from millstream.model.query import KeyedStream, Stream
 
 
@@ -35,17 +36,37 @@ class WindowedStream:
         """Adds a step that counts the records of each key and window: `aggregate(name, count=ms.count())`."""
         return self._add(name, counted(), early, late)
 
-    def aggregate(self, name: str, /, *, early: bool = False, late: str = "drop", **aggregates: Aggregate) -> Stream:
+    def aggregate(
+        self,
+        name: str,
+        /,
+        *,
+        early: bool = False,
+        late: str = "drop",
+        on_error: str = STOP,
+        productions: str = "weak",
+        **aggregates: Aggregate,
+    ) -> Stream:
         """Adds a step that aggregates the records of each key and window.
 
         It produces the key, `window_start`, `window_end` and the aggregates, once the watermark has reached the end of
         the window. With `early`, a window is produced in every epoch that changes it, too, and a last column `final`
-        tells them apart. A record is late if all its windows have closed: `late` is "drop" or "output".
+        tells them apart. A record is late if all its windows have closed: `late` is "drop" or "output". For `on_error`
+        and `productions`, see `KeyedStream.compute`.
         """
-        return self._add(name, aggregates, early, late)
+        return self._add(name, aggregates, early, late, on_error, productions)
 
-    def _add(self, name: str, aggregates: Mapping[str, Aggregate], early: bool, late: str) -> Stream:
+    def _add(
+        self,
+        name: str,
+        aggregates: Mapping[str, Aggregate],
+        early: bool,
+        late: str,
+        on_error: str = STOP,
+        productions: str = "weak",
+    ) -> Stream:
         keyed, window = self.keyed, check_window(self.window)
+        check_options(name, early=early, late=late, on_error=on_error, productions=productions)
         own = (START, END, *([FINAL] if early else []))
         try:
             for column in own:
@@ -55,13 +76,17 @@ class WindowedStream:
         check_aggregates(name, (*keyed.key, *own), aggregates)
         if late not in ("drop", "output"):
             raise UserError(f"step {name!r}: late={late!r}; a window that has closed takes no more: 'drop' or 'output'")
-        keep = late == "output"
+        keep = late == "output" or on_error == DEAD_LETTER  # the step needs records as they are
         if keep and window.gap:
             window = session_window(window.gap, 1)  # each record is a piece
         partial = combined(keyed, name, Partial(keyed.key, aggregates, window, keep))
         arguments = (aggregates, window, early, not keep)
+        step: SessionTotals | SlidingTotals | TumblingTotals
         if window.gap:
-            return partial.key_by(*keyed.key).compute(name, SessionTotals(*arguments), late="process")
-        if window.size != window.every:
-            return partial.key_by(*keyed.key).compute(name, SlidingTotals(*arguments), late=late)
-        return partial.key_by(*keyed.key, START).compute(name, TumblingTotals(*arguments), late=late)
+            step, late = SessionTotals(*arguments), "process"  # it judges records itself
+        elif window.size != window.every:
+            step = SlidingTotals(*arguments)
+        else:
+            step = TumblingTotals(*arguments)
+        by = (*keyed.key, START) if isinstance(step, TumblingTotals) else keyed.key
+        return partial.key_by(*by).compute(name, step, late=late, on_error=on_error, productions=productions)

@@ -102,6 +102,12 @@ class Computation:
     outputs: ClassVar[Mapping[str, str]] = {}
     """Named outputs and their schemas, besides the unnamed one: what is yielded as `to("name", ...)`."""
 
+    stored_as: str = ""
+    """What stored state depends on besides the types of states, in words; a restart that changes it is refused."""
+
+    takes_late: ClassVar[tuple[str, ...]] = ("drop", "process", "output")
+    """What a step may do with late records without giving wrong results."""
+
     def __setattr__(self, name: str, value: Any) -> None:
         """Refuses `self.total = ...` where `total` is declared: it would hide the state, and be gone with the epoch."""
         declared = getattr(type(self), name, None)

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from millstream.model.letters import STOP
 from millstream.model.times import EVENT_TIME
 
 if TYPE_CHECKING:
@@ -80,15 +81,18 @@ class KeyedEntries:
         found: Stream = _ENTRIES["count"](self, name)
         return found
 
-    def aggregate(self, name: str, /, **aggregates: Aggregate) -> Stream:
-        """Adds a step that aggregates the records of each key; a row for each key that an epoch changes.
+    def aggregate(
+        self, name: str, /, *, on_error: str = STOP, productions: str = "weak", **aggregates: Aggregate
+    ) -> Stream:
+        """Adds a step that aggregates the records of each key; a row for each key that an epoch changes. For `on_error`
+        and `productions`, see `KeyedStream.compute`.
 
         >>> import millstream as ms
         >>> query = ms.Query("shop")
         >>> orders = query.source("orders", None).key_by("customer")
         >>> totals = orders.aggregate("totals", n=ms.count(), spent=ms.sum("amount"))
         """
-        found: Stream = _ENTRIES["aggregate"](self, name, aggregates)
+        found: Stream = _ENTRIES["aggregate"](self, name, aggregates, on_error, productions)
         return found
 
     def window(self, window: Window) -> WindowedStream:
@@ -140,10 +144,13 @@ class KeyedEntries:
         state: str | type[object] = object,
         output: str,
         late: str = "drop",
+        on_error: str = STOP,
+        productions: str = "weak",
     ) -> Stream:
         """Adds a step that runs `fold(key, record, state)`, which returns the new state and a list of productions.
 
-        The state of a key is None at first; returning None drops it. `state` is its type, `output` a schema.
+        The state of a key is None at first; returning None drops it. `state` is its type, `output` a schema. For
+        `late`, `on_error` and `productions`, see `KeyedStream.compute`.
 
         >>> import millstream as ms
         >>> def count(word, record, seen):
@@ -151,7 +158,9 @@ class KeyedEntries:
         >>> words = ms.Query("words").source("words", None).key_by("word")
         >>> counts = words.state_machine("count", count, state="long", output="word string, count long")
         """
-        found: Stream = _ENTRIES["state_machine"](self, name, fold, state, output, late)
+        found: Stream = _ENTRIES["state_machine"](
+            self, name, fold, state, output, late=late, on_error=on_error, productions=productions
+        )
         return found
 
     def unary(
@@ -163,13 +172,18 @@ class KeyedEntries:
         output: str = "",
         timer: str = EVENT_TIME,
         late: str = "drop",
+        on_error: str = STOP,
+        productions: str = "weak",
     ) -> Stream:
         """Adds a step that runs `fn(at, record, state, later)` and produces what it returns or yields.
 
         `state` has `get`, `set`, `delete` and `exists`. `later.at(when, record)` posts a record, or any value: at that
-        time `fn` is called with it. `timer` says whether that is of EVENT_TIME or WALL_TIME.
+        time `fn` is called with it. `timer` says whether that is of EVENT_TIME or WALL_TIME. For `late`, `on_error` and
+        `productions`, see `KeyedStream.compute`.
         """
-        found: Stream = _ENTRIES["unary"](self, name, fn, state, output, timer, late)
+        found: Stream = _ENTRIES["unary"](
+            self, name, fn, state, output, timer, late=late, on_error=on_error, productions=productions
+        )
         return found
 
     def binary(
@@ -182,10 +196,14 @@ class KeyedEntries:
         output: str = "",
         timer: str = EVENT_TIME,
         late: str = "drop",
+        on_error: str = STOP,
+        productions: str = "weak",
     ) -> Stream:
         """Adds a step of two streams that share a state: `fn(at, left, right, state, later_left, later_right)`.
 
         It is called for each record, which is `left` or `right`; the other is None. The rest is as in `unary`.
         """
-        found: Stream = _ENTRIES["binary"](self, name, right, fn, state, output, timer, late)
+        found: Stream = _ENTRIES["binary"](
+            self, name, right, fn, state, output, timer, late=late, on_error=on_error, productions=productions
+        )
         return found

@@ -137,6 +137,7 @@ class Step:
                 **{name: timer.stored_text for name, timer in self.timers.items()},
                 **{name: hold.stored_text for name, hold in self.holds.items()},
             },
+            **({"stored as": self.computation.stored_as} if self.computation.stored_as else {}),
             "output": format_schema(self.outputs[""]) if "" in self.outputs else "",
             **{
                 f"output {name}": format_schema(schema)

@@ -256,6 +256,9 @@ class Query:
             checked = check_computation(computation)
         except UserError as error:
             raise UserError(f"step {name!r}: {error}") from error
+        if late not in checked.takes_late:
+            fine = " or ".join(map(repr, checked.takes_late))
+            raise UserError(f"step {name!r}: late={late!r}; {checked!r} would give wrong results: use {fine}")
         if late == "output" and "late" in checked.outputs:
             raise UserError(f"step {name!r}: late='output' makes an output 'late', and the computation declares one")
         if on_error == DEAD_LETTER and DEAD_LETTER in checked.outputs:
