@@ -5,7 +5,8 @@ Rules
 - The commit of an epoch names what it feeds back, with size and digest. Every attempt of the next epoch reads the same
   objects, so each record is applied once (G1), whatever failed in between.
 - A slot takes the records that this epoch's routing table gives it, whoever wrote them under which table.
-- They come before all other records of their stream's readers: as those of a producer before all others.
+- They come before all other records of their stream, as those of a producer before all others.
+- They never move a watermark on; while they are pending, they keep it back.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from millstream.engine.payload import Part
 from millstream.engine.spec import HASH_COLUMN, EpochTask
 from millstream.errors import DamagedObject
 from millstream.protocol.epochs import Output
-from millstream.protocol.time import END_OF_TIME
+from millstream.protocol.time import END_OF_TIME, Mark
 from millstream.store.journal import digest_of
 from millstream.store.keys import KeyColumns
 from millstream.store.objects import ObjectStore
@@ -42,10 +43,12 @@ def fed_back(task: EpochTask, level: int, slot: int, store: ObjectStore) -> Iter
                 yield Part(number, f"-1.{index}", keyed.serialize())
 
 
-def fed_marks(task: EpochTask) -> dict[str, int]:
-    """The watermark of each stream of feedback: the least event time that is pending, the end of time if none is."""
+def fed_marks(task: EpochTask) -> dict[str, Mark]:
+    """What each stream of feedback says of time: it never moves it on, and binds it to the least that is pending."""
     return {
-        stream: min((each.least_time for each in outputs if each.least_time is not None), default=END_OF_TIME)
+        stream: Mark(
+            bound=min((each.least_time for each in outputs if each.least_time is not None), default=END_OF_TIME)
+        )
         for stream, outputs in task.fed.items()
     }
 

@@ -23,21 +23,25 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
+import pyarrow as pa
+
 from millstream.engine.derive import MapFailure, derive
 from millstream.engine.feedback import fed_back, fed_marks
 from millstream.engine.grouping import Lanes, without_times
 from millstream.engine.payload import INLINE_LIMIT, Head, Part, Parts, buffers, decode, receipts_of
 from millstream.engine.route import failure_of, split
-from millstream.engine.spec import EpochTask, SlotTask, Spec, rules_of
+from millstream.engine.spec import TIME_COLUMN, EpochTask, SlotTask, Spec, rules_of
 from millstream.engine.step import Done, StepRun
 from millstream.errors import DamagedObject, StoreUnavailable
 from millstream.model.computation import (
     RecordFailure,
 )
+from millstream.model.graph import Graph
 from millstream.model.letters import DEAD_LETTER
+from millstream.model.times import times_of
 from millstream.protocol.epochs import Damage, Report
 from millstream.protocol.manifest import Family
-from millstream.protocol.time import END_OF_TIME, SourceClock, advanced, seen_together, step_watermark
+from millstream.protocol.time import END_OF_TIME, Mark, SourceClock, advanced, least_mark, seen_together, step_watermark
 from millstream.store.objects import ObjectStore
 from millstream.store.segments import CACHE
 
@@ -50,7 +54,7 @@ class Hosted:
     slot: int
     reports: list[Report]
     parts: Parts
-    watermarks: dict[str, int]
+    watermarks: dict[str, Mark]
     """Of all sources and steps so far, as they hold back later levels."""
     reached: dict[str, int]
     """Of the steps of this level, as they are committed."""
@@ -95,14 +99,14 @@ def host(
 
 def _watermarks(
     spec: Spec, task: EpochTask, level: int, heads: Sequence[Head]
-) -> tuple[dict[str, int], dict[str, int], dict[str, SourceClock]]:
+) -> tuple[dict[str, Mark], dict[str, int], dict[str, SourceClock]]:
     """The watermarks of this epoch: of all sources and steps up to a level, as they hold back later levels; of the
     steps of the level, as they are committed; and on level 1 the sources' clocks.
 
-    A step whose inputs are all idle stays where it is, and holds nobody back.
+    A step whose inputs all stand still stays where it is, and holds nobody back but by what binds it.
     """
     graph, rules = spec.graph, rules_of(spec.graph)
-    marks = fed_marks(task)
+    marks: dict[str, Mark] = fed_marks(task)
     reached: dict[str, int] = {}
     clocks: dict[str, SourceClock] = {}
     if level == 1:
@@ -111,15 +115,16 @@ def _watermarks(
             seen = seen_together(parts, rule.percentile is not None)
             clocks[source] = advanced(rule, task.clocks[source], seen, task.clock_ms, task.stated.get(source))
             silent = source in task.idle and not seen.heard and source not in task.stated
-            marks[source] = END_OF_TIME if silent else clocks[source].watermark
+            marks[source] = Mark() if silent else Mark(clocks[source].watermark)
     for head in heads:
         for name, mark in head.watermarks.items():
-            marks[name] = min(mark, marks.get(name, END_OF_TIME))
+            marks[name] = least_mark([mark, marks.get(name, Mark())])
     for step in graph.steps:
         if step.level == level and step.timed:
-            inputs = [graph.watermark_of(given.stream, marks) for given in step.inputs if given.time is not None]
-            reached[step.name] = step_watermark(task.before[step.name], inputs)
-            marks[step.name] = END_OF_TIME if min(inputs) == END_OF_TIME else reached[step.name]
+            streams = [given.stream for given in step.inputs if given.time is not None]
+            given = least_mark(marks[origin] for stream in streams for origin in graph.origins_of(stream))
+            reached[step.name] = step_watermark(task.before[step.name], given)
+            marks[step.name] = given if given.driver == END_OF_TIME else Mark(reached[step.name])
     return marks, reached, clocks
 
 
@@ -163,7 +168,7 @@ def _run_level(
             run.store_productions(stream, without_times(streams[stream]))
         for node in spec.graph.feedbacks:
             if node.stream in streams:
-                run.store_productions(node.name, streams[node.stream])
+                run.store_productions(node.name, _timed(spec.graph, node.stream, streams[node.stream]))
         split(task, streams, f"{hosted.level}.{mine.slot}", hosted.parts)
         if step.holds:
             run.pass_on(hosted.watermarks)
@@ -179,3 +184,9 @@ def _run_level(
         timings_ms=timings,
         dead_letters=done.dead_letters,
     )
+
+
+def _timed(graph: Graph, stream: str, records: pa.RecordBatch) -> pa.RecordBatch:
+    """Records with their event time beside their columns, if they have any, wherever it was."""
+    column = graph.times.get(stream)
+    return records.append_column(TIME_COLUMN, pa.array(times_of(records.column(column)))) if column else records

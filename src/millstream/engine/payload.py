@@ -22,7 +22,7 @@ import xxhash
 
 from millstream.errors import InvariantViolation
 from millstream.protocol.epochs import Report
-from millstream.protocol.time import SeenTimes
+from millstream.protocol.time import Mark, SeenTimes
 from millstream.store import names
 from millstream.store.journal import digest_of
 from millstream.store.objects import ObjectStore
@@ -60,7 +60,7 @@ class Head(msgspec.Struct, frozen=True, array_like=True):
     sections: list[Section]
     reports: list[Report]
     seen: dict[str, SeenTimes] = {}
-    watermarks: dict[str, int] = {}
+    watermarks: dict[str, Mark] = {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +94,7 @@ def encode(
     maker: names.Maker,
     reports: Mapping[int, Sequence[Report]] | None = None,
     seen: Mapping[str, SeenTimes] | None = None,
-    watermarks: Mapping[str, int] | None = None,
+    watermarks: Mapping[str, Mark] | None = None,
     inline_limit: int = INLINE_LIMIT,
 ) -> Iterator[bytes]:
     """The payload of each slot, in order of slots; `reports` by the slot that gets them."""
@@ -108,7 +108,7 @@ def buffers(
     maker: names.Maker,
     reports: Mapping[int, Sequence[Report]] | None,
     seen: Mapping[str, SeenTimes] | None,
-    watermarks: Mapping[str, int] | None,
+    watermarks: Mapping[str, Mark] | None,
     inline_limit: int,
 ) -> Iterator[list[bytes | memoryview]]:
     """The payload of each slot, as buffers that need only be joined."""

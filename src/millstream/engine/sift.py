@@ -31,9 +31,8 @@ def sift(count: int, attempt: Callable[[Mask], Result]) -> tuple[Result | None, 
     while good.any():
         try:
             return attempt(good), failed
-        except StepFailure:
-            raise
         except RecordFailure as error:
+            _check(error)
             found = _alone(np.flatnonzero(good), error, count, attempt)
             if not found:
                 raise
@@ -54,8 +53,15 @@ def _alone(
         keys[half] = True
         try:
             attempt(keys)
-        except StepFailure:
-            raise
         except RecordFailure as own:
+            _check(own)
             found.update(_alone(half, own, count, attempt))
     return found
+
+
+def _check(error: RecordFailure) -> None:
+    """Raises what is no record's fault."""
+    if isinstance(error, StepFailure):
+        raise error
+    if isinstance(error.cause, MemoryError):
+        raise StepFailure(error.cause) from error

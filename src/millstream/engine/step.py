@@ -43,12 +43,12 @@ from millstream.model.handles import Handle
 from millstream.model.holds import BatchHold, RecordHold
 from millstream.model.kinds import Changed, State
 from millstream.model.letters import DEAD_LETTER, Letter, as_batch
-from millstream.model.timers import Due, Look, RecordTimer, Timer
+from millstream.model.timers import TAG, Due, Look, RecordTimer, Timer
 from millstream.model.times import EVENT_TIME, NULL_TIME, Times
 from millstream.protocol.epochs import Output
 from millstream.protocol.keyspace import Hashes, Range
 from millstream.protocol.manifest import Edit, Family, Input, Piece, SegmentRef
-from millstream.protocol.time import END_OF_TIME, NO_TIME, step_watermark
+from millstream.protocol.time import END_OF_TIME, NO_TIME, Mark, step_watermark
 from millstream.store import names
 from millstream.store.due import DueTimers, due_between
 from millstream.store.journal import digest_of
@@ -225,20 +225,27 @@ class StepRun:
     def _passed(self) -> int:
         """The watermark that the step has passed on before the epoch: none of its productions is older."""
         before = self.task.before.get(self.step.name, NO_TIME)
+        if (
+            not self.step.driven
+        ):  # its own time stands still: what it makes must not be late for those whose time does not
+            readers = self.spec.graph.readers_of(self.step.name)
+            before = max([before, *(self.task.before.get(reader, NO_TIME) for reader in readers)])
         return self.task.passed.get(self.step.name, before)
 
-    def pass_on(self, marks: dict[str, int]) -> None:
-        """Keeps the watermark that the step passes on back to the least of its holds, as they are after the epoch."""
+    def pass_on(self, marks: dict[str, Mark]) -> None:
+        """Keeps the watermark that the step passes on back to the least of its holds, as they are after the epoch. A
+        hold of a step that stands still binds whoever goes on."""
         name = self.step.name
         passed, mark = self.task.passed[name], marks[name]
         least = END_OF_TIME
         for hold in self.step.holds.values():
             pieces = self._pieces_after(Family(name, hold.name))
             after = max(passed - 1, NO_TIME)
-            found = least_between(self.store, CACHE, pieces, hold.timer.arrow_type, after, min(mark, least))
+            found = least_between(self.store, CACHE, pieces, hold.timer.arrow_type, after, min(mark.driver, least))
             least = least if found is None else found
-        self.done.passed[name] = step_watermark(passed, [mark], least)
-        marks[name] = END_OF_TIME if min(mark, least) == END_OF_TIME else self.done.passed[name]
+        bound = min(mark.bound, least)
+        self.done.passed[name] = step_watermark(passed, Mark(mark.driver, bound))
+        marks[name] = Mark(bound=bound) if mark.driver == END_OF_TIME else Mark(self.done.passed[name])
 
     def _pieces_after(self, family: Family) -> list[Piece]:
         """The pieces of a family with what this epoch has written, newest first."""
@@ -267,7 +274,8 @@ class StepRun:
             self._check_lookups()
 
     def _count_as_fired(self, ran: _Ran, failed: Grouped) -> None:
-        """The due timers of keys that failed are over, though nothing else of the keys changes."""
+        """The due timers of keys that failed are over, and so are their holds: whoever was to release them may never be
+        called again. Nothing else of the keys changes."""
         for name, due in failed.due.items():
             count, declared = len(due.places), self.step.timers[name]
             if count:
@@ -275,6 +283,13 @@ class StepRun:
                 gone = Changed(due.places, due.tags, declared.encode([0] * count, payloads), np.ones(count, np.bool_))
                 fired = _rows_of(gone, failed.hashes, failed.keys, None)
                 ran.rows[name] = _together(ran.rows[name], fired) if name in ran.rows else fired
+        for name, hold in self.step.holds.items():
+            count = len(failed.hashes)
+            if count:
+                tags = pa.repeat(pa.scalar("", TAG), count)
+                gone = Changed(np.arange(count), tags, hold.timer.encode([0] * count, None), np.ones(count, np.bool_))
+                released = _rows_of(gone, failed.hashes, failed.keys, None)
+                ran.rows[name] = _together(ran.rows[name], released) if name in ran.rows else released
 
     def _run(
         self,

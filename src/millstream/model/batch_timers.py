@@ -64,7 +64,7 @@ class BatchTimer:
         """For each key with due timers, where in the line its next one stands, and where they end."""
         self._fresh: list[_Timers] = []
         """What was set and is due, but not in the line yet."""
-        if due is not None:
+        if due is not None and len(due.places):
             rows = self._keep(due.times, due.payloads)
             self._fresh.append(_Timers(self._over.ids(due.places, due.tags), due.times, rows))
 

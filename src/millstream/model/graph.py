@@ -85,6 +85,8 @@ class Step:
     on_error: str = STOP
     strong: bool = False
     holds: dict[str, Hold] = field(default_factory=dict)
+    driven: bool = True
+    """Whether its time goes on by itself, and not only when something is fed back."""
 
     @property
     def dead_letters(self) -> bool:
@@ -175,12 +177,18 @@ class Graph:
         made = {step.stream(output): schema for step in self.steps for output, schema in step.outputs.items()}
         return made[stream] if stream in made else next(each.output for each in self.maps if each.name == stream)
 
-    def watermark_of(self, stream: str, marks: Mapping[str, int]) -> int:
-        """The watermark of a stream, from those of sources and steps: a map's is the least of its streams'."""
+    def origins_of(self, stream: str) -> tuple[str, ...]:
+        """The sources, steps and feedbacks that a stream comes from: several, if it is a map of several."""
         mapped = next((each for each in self.maps if each.name == stream), None)
         if mapped is not None:
-            return min(self.watermark_of(each, marks) for each in mapped.streams)
-        return marks[stream.partition(".")[0]]
+            return tuple(origin for each in mapped.streams for origin in self.origins_of(each))
+        return (stream.partition(".")[0],)
+
+    def readers_of(self, step: str) -> tuple[str, ...]:
+        """The steps that read what a step produces, as it is or through maps."""
+        return tuple(
+            each.name for each in self.steps if any(step in self.origins_of(given.stream) for given in each.inputs)
+        )
 
     def without_code(self) -> Graph:
         """The graph as workers need it: computations travel apart, and sinks stay with the driver."""
@@ -209,7 +217,14 @@ class Graph:
         }
 
     def _describe_feedbacks(self) -> dict[str, Any]:
-        return {node.name: {"input": node.stream, "schema": format_schema(node.schema)} for node in self.feedbacks}
+        return {
+            node.name: {
+                "input": node.stream,
+                "schema": format_schema(node.schema),
+                **({"event time": True} if node.name in self.times else {}),
+            }
+            for node in self.feedbacks
+        }
 
 
 def resolve(query: Query, schemas: Mapping[str, pa.Schema]) -> Graph:
@@ -304,6 +319,7 @@ def resolve(query: Query, schemas: Mapping[str, pa.Schema]) -> Graph:
             node.on_error,
             node.productions == "strong",
             holds,
+            bool(driven & {given.stream for given in inputs}),
         )
         steps.append(step)
         for output, schema in step.outputs.items():

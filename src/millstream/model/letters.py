@@ -19,6 +19,7 @@ import pyarrow as pa
 
 from millstream.errors import DamagedObject, StoreUnavailable
 from millstream.model.fits import fitting
+from millstream.model.holds import RecordHold
 from millstream.model.times import moment
 from millstream.model.types import parse_schema
 
@@ -129,7 +130,7 @@ class Guarded:
                 handle.check()
             if produced and not all(map(self._plain_fit, produced)):
                 self._convert(produced)
-        except (DamagedObject, StoreUnavailable):
+        except (DamagedObject, StoreUnavailable, MemoryError):  # no fault of the record
             raise
         except (Exception, SystemExit) as error:
             for handle, before in zip(self._handles, saved, strict=True):
@@ -140,6 +141,10 @@ class Guarded:
 
     def _note(self, error: BaseException) -> None:
         run = self._run
+        if run.timer is not None:  # whoever was to release the key's holds may never be called again
+            for handle in self._handles:
+                if isinstance(handle, RecordHold):
+                    handle.release()
         key, record = bounded(repr(run.keys[run.index])), bounded(run.subject())
         self.letters.append(Letter(key, record, cause_text(error), run.stamp))
 

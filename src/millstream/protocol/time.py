@@ -14,8 +14,9 @@ Rules
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 NO_TIME = -(2**63)
 """Before all times."""
@@ -107,10 +108,26 @@ def idle_sources(
     )
 
 
-def step_watermark(before: int, inputs: Sequence[int], hold: int = END_OF_TIME) -> int:
-    """The watermark of a step from those of its inputs, where an idle source counts as the end of time.
+class Mark(NamedTuple):
+    """What a stream says of time to whoever reads it.
 
-    With a `hold`: what it passes on, from its own.
+    `driver` is how far its time has come; the end of time if it stands still and holds nobody back. `bound` is what
+    must not be passed: a hold, or what was fed back and is pending. A bound keeps time back, and never moves it on.
     """
-    lowest = min((*inputs, hold), default=END_OF_TIME)
-    return before if lowest == END_OF_TIME else max(before, lowest)
+
+    driver: int = END_OF_TIME
+    bound: int = END_OF_TIME
+
+
+def least_mark(marks: Iterable[Mark]) -> Mark:
+    """What several streams say of time together."""
+    found = list(marks)
+    return Mark(
+        min((mark.driver for mark in found), default=END_OF_TIME),
+        min((mark.bound for mark in found), default=END_OF_TIME),
+    )
+
+
+def step_watermark(before: int, given: Mark) -> int:
+    """The watermark of a step from what its inputs say together; it stands still if none of them goes on."""
+    return before if given.driver == END_OF_TIME else max(before, min(given))
