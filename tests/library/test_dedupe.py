@@ -20,7 +20,8 @@ SCHEMA = {"s": "id string, part long, ts timestamp, x long"}
 
 def build(within: float, **options: Any) -> ms.Query:
     query = ms.Query("once")
-    source = query.source("s", None, event_time="ts", lateness="60 seconds", max_ahead="1000 days")
+    lateness = options.pop("lateness", "60 seconds")
+    source = query.source("s", None, event_time="ts", lateness=lateness, max_ahead="1000 days")
     once = source.dedupe("once", id=options.pop("id", "id"), within=timedelta(seconds=within), **options)
     once.sink("out", ms.Memory())
     return query
@@ -84,12 +85,30 @@ def test_what_passes_keeps_its_time_and_what_has_expired_takes_no_space() -> Non
     assert [row[0] for row in sim.state("once", "newest")] == ["c"]
 
 
-def test_many_records_of_one_id_take_few_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("spread", [3, 30, 3000])
+def test_an_id_of_which_many_pass_is_exact_too(spread: int, rng: random.Random) -> None:
+    sim = Simulated(build(2, lateness="1 day"), SCHEMA, slots=1)
+    passed: dict[str, list[int]] = defaultdict(list)
+    for epoch in range(3):
+        records, expected = [], []
+        for number in range(400):
+            id_, second = rng.choice(["a", "a", "b"]), rng.randint(0, spread)
+            records.append((id_, 0, at(second), 1000 * epoch + number))
+            if all(abs(second - other) >= 2 for other in passed[id_]):
+                passed[id_].append(second)
+                expected.append(1000 * epoch + number)
+        sim.feed(s=records)
+        assert sorted(row[3] for row in sim.delivered["out"].get(sim.epoch, [])) == expected
+
+
+def test_many_records_of_one_id_take_few_rounds() -> None:
     step = ms.Dedupe("id", within="1 second")
     times = np.sort(np.random.default_rng(1).integers(0, 5_000_000, 100_000))
     passed = step._first_come(np.zeros(len(times), np.int64), times, np.ones(len(times), np.bool_))
     assert 5 <= passed.sum() <= 10
     assert np.diff(times[passed]).min() >= 1_000_000
+    apart = np.arange(50_000) * 1_000_000
+    assert step._first_come(np.zeros(len(apart), np.int64), apart, np.ones(len(apart), np.bool_)).all()
 
 
 def test_what_cannot_be_is_refused() -> None:

@@ -12,6 +12,7 @@ import pytest
 from oracle import Watermark, at, plain, rows
 
 import millstream as ms
+from millstream.model.bags import BatchBag
 from millstream.store.objects import open_store
 from millstream.testing import Simulated
 
@@ -78,6 +79,32 @@ def test_all_pairs_of_equal_keys_are_produced_once_when_the_later_one_comes(rng:
     assert run(query, oracle, rng) > 20
     sim = Simulated(query, SCHEMAS)
     assert sim.graph.schema_of("joined").names == ["k", "ts", "x", "ts_right", "x_right", "y"]
+
+
+@pytest.mark.parametrize("options", [{}, {"window": ms.tumbling("1 hour")}, {"between": ("0 seconds", "1 hour")}])
+def test_what_is_kept_of_a_side_is_read_only_where_the_other_has_new_records(
+    options: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looked: list[Any] = []
+    kept = BatchBag._kept
+
+    def spy(bag: BatchBag, places: Any) -> Any:
+        looked.extend([bag._declared.name] * len(places))
+        return kept(bag, places)
+
+    monkeypatch.setattr(BatchBag, "_kept", spy)
+    sim = Simulated(build(**options), SCHEMAS, slots=1)
+    for number in range(3):
+        sim.feed(l=[("a", at(number), number), ("b", at(number), number)])
+    assert set(looked) == {"rights"}
+    looked.clear()
+    sim.feed(r=[("a", at(5), 1, "u")])
+    assert set(looked) == {"lefts"}
+    assert len(sim.outputs("out")) == 3
+    for source in ("l", "r"):
+        sim.feed(**{source: [("c", at(20_000), 1, "u")[: len(SCHEMAS[source].split(","))]]})
+    if options:
+        assert [row[0] for row in sim.state("joined", "lefts")] == ["c"], "timers that were set again fire once"
 
 
 class BucketOracle:

@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import millstream as ms
+from millstream.model.bags import BatchBag
 from millstream.store import keys as keys_module
 from millstream.testing import Simulated
 
@@ -239,6 +240,32 @@ def test_a_callback_reads_and_clears_the_maps_and_bags_of_its_keys_only() -> Non
     sim.advance_watermark(at(61))
     assert sorted(sim.outputs("out")) == [("a", 2, ["a", "a", "a"]), ("b", 2, ["b", "b"])]
     assert sim.state("panes", "counts") == sim.state("panes", "rest") == []
+
+
+class Chosen(ms.Computation):
+    """Reads the bags of keys whose records say so, after it has appended to all."""
+
+    seen = ms.Bag("long")
+    output = "key string, seen array<long>"
+
+    def on_batch(self, batch: ms.Batch) -> Any:
+        wanted = batch.max("wanted").to_numpy(zero_copy_only=False)
+        self.seen.append(batch, batch.column("x"))
+        yield batch.output(batch.keys, self.seen.read(batch, where=wanted))
+
+
+def test_only_the_bags_that_are_asked_for_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    looked: list[int] = []
+    kept = BatchBag._kept
+    monkeypatch.setattr(BatchBag, "_kept", lambda self, places: [looked.append(len(places)), kept(self, places)][1])
+    query = ms.Query("chosen")
+    query.source("s", None).key_by("key").compute("chosen", Chosen).sink("out", ms.Memory())
+    sim = Simulated(query, {"s": "key string, x long, wanted boolean"}, slots=1)
+    sim.feed(s=[("a", 1, True), ("b", 2, False), ("c", 3, False), ("a", 4, True)])
+    sim.feed(s=[("a", 5, False), ("b", 6, True), ("c", 7, True), ("d", 8, False)])
+    assert dict(sim.delivered["out"][0]) == {"a": [1, 4], "b": [], "c": []}
+    assert dict(sim.delivered["out"][1]) == {"a": [], "b": [2, 6], "c": [3, 7], "d": []}
+    assert looked == [1, 2]
 
 
 @pytest.mark.parametrize(

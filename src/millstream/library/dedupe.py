@@ -20,7 +20,7 @@ import numpy as np
 import pyarrow as pa
 
 from millstream.errors import UserError
-from millstream.library.reduce import Mask, Rows
+from millstream.library.reduce import Mask, Rows, finder
 from millstream.library.windows import micros_in, timestamps
 from millstream.model.batch import Batch, Timed
 from millstream.model.computation import Computation
@@ -29,6 +29,9 @@ from millstream.model.query import Stream
 from millstream.model.state import Value
 from millstream.model.times import EVENT_TIME, NULL_TIME, Times, micros_of
 from millstream.model.types import format_schema
+
+_ROUNDS = 8
+"""How often the first record of every id is looked for, before those that are left are gone through one by one."""
 
 
 def dedupe(stream: Stream, name: str, id: str | tuple[str, ...], within: str | timedelta, late: str) -> Stream:
@@ -92,28 +95,48 @@ class Dedupe(Computation):
         yield batch.timed(batch.output(*rows.columns), times[passed].view("datetime64[us]"))
 
     def _compare(self, batch: Batch, known: Mask, places: Rows, times: Times, open_: Mask) -> None:
-        """Takes out those that are near an older record."""
+        """Takes out those that are near an older record: near one of its two neighbours in time."""
         items = self.older.items(batch, where=known)
         if not len(items.places):
             return
-        counts = np.bincount(items.places, minlength=len(batch))
-        starts, repeats = (np.cumsum(counts) - counts)[places], counts[places]
-        mine = np.repeat(np.arange(len(places)), repeats)
-        within = np.arange(len(mine)) - np.repeat(np.cumsum(repeats) - repeats, repeats)
-        before = micros_in(items.subkeys)[starts[mine] + within]
-        open_[mine[np.abs(times[mine] - before) < self.within]] = False
+        passed = micros_in(items.subkeys)
+        after = finder(items.places, passed)(places, times)
+        for neighbour in (np.maximum(after - 1, 0), np.minimum(after, len(passed) - 1)):
+            near = np.abs(times - passed[neighbour]) < self.within
+            open_[near & (items.places[neighbour] == places)] = False
 
     def _first_come(self, places: Rows, times: Times, open_: Mask) -> Mask:
-        """Which records pass, of those that nothing stored is near: in as many rounds as one id has that pass."""
+        """Which records pass, of those that nothing stored is near. In each round the first of every id does. Ids with
+        many that pass are few, and left to a loop over their records."""
         passed = np.zeros(len(places), np.bool_)
         left = np.flatnonzero(open_)
-        while len(left):
+        for _ in range(_ROUNDS):
+            if not len(left):
+                break
             owners = places[left]
             first = np.concatenate(([True], owners[1:] != owners[:-1]))
             passed[left[first]] = True
             theirs = times[left[first]][np.cumsum(first) - 1]
             left = left[np.abs(times[left] - theirs) >= self.within]
+        passed[self._one_by_one(left, places, times)] = True
         return passed
+
+    def _one_by_one(self, left: Rows, places: Rows, times: Times) -> list[int]:
+        """The same, record by record. Of an id at most one passes in each span of time as wide as `within`, and only
+        those of a record's own span and of the two beside it can be near."""
+        found, spans = [], dict[tuple[int, int], int]()
+        within = self.within
+        for row, owner, time in zip(left.tolist(), places[left].tolist(), times[left].tolist(), strict=True):
+            span = time // within
+            before, after = spans.get((owner, span - 1)), spans.get((owner, span + 1))
+            if (
+                (owner, span) not in spans
+                and (before is None or time - before >= within)
+                and (after is None or after - time >= within)
+            ):
+                spans[owner, span] = time
+                found.append(row)
+        return found
 
     def _keep(self, batch: Batch, places: Rows, times: Times, known: Mask, newest: Times) -> None:
         """Keeps the times of what passed: of each id the newest, and all others."""

@@ -9,6 +9,8 @@ Rules
   timer, and is cleared when no record can come any more that is not late for it.
 - For an interval, buckets are as wide as the interval: a left record is in the one bucket where its interval begins, a
   right record in the two that it can be met from. So no pair is made twice, and the exact condition is a filter.
+- What is kept of a side is read only for keys with new records of the other side: a stream that meets nothing costs
+  what it appends.
 """
 
 from __future__ import annotations
@@ -246,8 +248,8 @@ class Join(Computation):
         left, right = batch.input("left"), batch.input("right")
         new_left = _Records.new(left, self.columns["left"])
         new_right = _Records.new(right, self.columns["right"])
-        old_left = _Records.old(self.lefts.read(batch), self.columns["left"])
-        old_right = _Records.old(self.rights.read(batch), self.columns["right"])
+        old_left = _Records.old(self.lefts.read(batch, where=new_right.counts > 0), self.columns["left"])
+        old_right = _Records.old(self.rights.read(batch, where=new_left.counts > 0), self.columns["right"])
         self.met(batch, old_left.counts + old_right.counts == 0)
         yield from self._produced(batch, old_left, new_right)
         yield from self._produced(batch, new_left, old_right)
@@ -258,7 +260,7 @@ class Join(Computation):
                 bag.append(batch, rows, new.places)
 
     def met(self, batch: Batch, fresh: Any) -> None:
-        """Called with the keys of which nothing was kept before."""
+        """Called with the keys of which nothing that was kept before has been read."""
 
     def _produced(self, batch: Batch, left: _Records, right: _Records) -> Iterator[pa.RecordBatch | Timed]:
         places, mine, theirs = _pairs(left, right)
@@ -290,6 +292,7 @@ class BucketJoin(Join):
         self.stored_as = buckets.text
 
     def met(self, batch: Batch, fresh: Any) -> None:
+        """Sets the timers; again, where a bucket has records of one side, which were not read."""
         ends = micros_in(batch.key_columns[-1]) + self.buckets.kept
         self.over.set(batch, ends.view("datetime64[us]"), where=fresh)
 

@@ -169,6 +169,19 @@ def group_rows(keys: Sequence[pa.Array]) -> tuple[Rows, Rows]:
     return _runs(places)
 
 
+def finder(places: Rows, times: Rows) -> Callable[[Rows, Rows], Rows]:
+    """A function that says where pairs of a key and a time would stand among these, which are in order: before the
+    first that is not less. It goes by ranks, as distances in time may be too large for a number."""
+    known, ranks = np.unique(times, return_inverse=True)
+    line = places * (len(known) + 1) + ranks
+
+    def find(wanted: Rows, limits: Rows) -> Rows:
+        found: Rows = np.searchsorted(line, wanted * (len(known) + 1) + np.searchsorted(known, limits))
+        return found
+
+    return find
+
+
 def _as_in_state(column: pa.Array) -> pa.Array:
     """A column of a key in which what state takes for equal is the same: -0.0 and 0.0, and all NaNs."""
     if not pa.types.is_floating(column.type):

@@ -17,7 +17,7 @@ import numpy as np
 import pyarrow as pa
 
 from millstream.library.parts import Aggregate
-from millstream.library.reduce import Rows, reduce_ranges, reduce_runs
+from millstream.library.reduce import Rows, finder, reduce_ranges, reduce_runs
 from millstream.library.totals import Aggregates
 from millstream.library.tumbling import window_fields
 from millstream.library.windows import START, Window, micros_in, timestamps
@@ -115,16 +115,9 @@ class SlidingTotals(Aggregates):
         self.end.set(batch, following.view("datetime64[us]"), where=left != _NEVER)
 
     def _produced(self, batch: Batch, items: Items, owners: Rows, ends: Times, final: bool) -> Timed:
-        """Windows, from the panes of their keys. Panes are found by their ranks among all: their distances in time may
-        be too large for a number."""
-        times, ranks = np.unique(micros_in(items.subkeys), return_inverse=True)
-        line = items.places * (len(times) + 1) + ranks
-
-        def place(limits: Times) -> Rows:
-            found: Rows = np.searchsorted(line, owners * (len(times) + 1) + np.searchsorted(times, limits))
-            return found
-
-        first, last = place(ends - self.window.size), place(ends)
+        """Windows, from the panes of their keys."""
+        find = finder(items.places, micros_in(items.subkeys))
+        first, last = find(owners, ends - self.window.size), find(owners, ends)
         columns = zip(self.folding.parts, self.folding.stored(items.values), strict=True)
         results = self.folding.results([reduce_ranges(part, column, first, last) for part, column in columns])
         marks = [pa.repeat(final, len(owners))] if self.early else []

@@ -45,7 +45,7 @@ class Bag(State):
     `type` is a Spark DDL type, or `object` for any Python value that can be pickled. Inside `on_record`:
     `append(value)`, `read()` (a list, in the order of appending), `exists()` and `clear()`. Inside `on_batch`:
     `append(batch, values)` with a value for each record, or for each of `places`; `read(batch)`, an Arrow array of
-    lists, one for each of `batch.keys`; `exists(batch)` and `clear(batch)`.
+    lists, one for each of `batch.keys`, or `read(batch, where=mask)`; `exists(batch)` and `clear(batch)`.
 
     A `ttl` counts from the epoch of each append; see `Value`.
     """
@@ -72,8 +72,9 @@ class Bag(State):
         """Appends a value to the current key's bag (in `on_record`), or values to those of a batch."""
         raise self._unbound("append")
 
-    def read(self, batch: Batch | None = None) -> Any:
-        """The values of the current key (a list), or of the keys of a batch (an Arrow array of lists)."""
+    def read(self, batch: Batch | None = None, where: Mask | None = None) -> Any:
+        """The values of the current key (a list), or of the keys of a batch (an Arrow array of lists); of those where
+        `where` is true, others are not looked up and have empty lists."""
         raise self._unbound("read")
 
     def exists(self, batch: Batch | None = None) -> Any:
@@ -149,12 +150,12 @@ class BatchBag(_Bags):
         self._places.append(places_in(self._batch, batch, name)[given])
         self._values.append(encoded)
 
-    def read(self, batch: Batch) -> Any:
-        wanted = places_in(self._batch, batch, self._declared.name)
-        owners, lists = self._kept(np.sort(wanted))
+    def read(self, batch: Batch, where: Mask | None = None) -> Any:
+        wanted, chosen = places_in(self._batch, batch, self._declared.name), mask_of(batch, where)
+        owners, lists = self._kept(np.sort(wanted[chosen]))
         appended, values = self._appended()
         inside = np.full(len(self._batch), -1)
-        inside[wanted] = np.arange(len(wanted))
+        inside[wanted[chosen]] = np.flatnonzero(chosen)
         stored_owner = (
             np.repeat(owners, lists.value_lengths().to_numpy(zero_copy_only=False)) if len(owners) else owners
         )
