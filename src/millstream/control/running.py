@@ -84,7 +84,9 @@ class Status:
     dead_letters: dict[str, int]
     """How many records each step has sent to its output `dead_letter`."""
     timers: dict[str, int]
-    """How many timers of each step are pending."""
+    """How many timers of each step are pending, counted from the manifest: it errs upwards until segments are merged."""
+    passed: dict[str, datetime | None]
+    """The watermark that each step with holds has passed on."""
     clock: datetime | None
     """The time in the last epoch's plan."""
 
@@ -258,6 +260,7 @@ class RunningQuery:
             dict(history.late),
             dict(history.dead_letters),
             pending_timers(self._driver.graph, history),
+            {name: moment(mark) for name, mark in history.passed.items()},
             moment(history.clock_ms * 1000) if history.clock_ms else None,
         )
 
