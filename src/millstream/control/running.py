@@ -84,7 +84,7 @@ class Status:
     dead_letters: dict[str, int]
     """How many records each step has sent to its output `dead_letter`."""
     timers: dict[str, int]
-    """How many timers of each step are pending, counted from the manifest: it errs upwards until segments are merged."""
+    """About how many timers of each step are pending: counted from the manifest, it errs upwards."""
     passed: dict[str, datetime | None]
     """The watermark that each step with holds has passed on."""
     clock: datetime | None
