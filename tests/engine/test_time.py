@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pyarrow as pa
@@ -576,3 +576,22 @@ def test_late_records_of_inputs_with_different_columns_are_counted_together() ->
     sim.feed(left=[(1, at(9))], right=[(1, "a", at(9))])
     sim.feed(left=[(1, at(3))], right=[(1, "a", at(4)), (2, "b", None)])
     assert sim.late("seen") == 3
+
+
+def test_what_a_computation_sends_to_its_own_output_late_is_counted() -> None:
+    class Judge(ms.Computation):
+        outputs: ClassVar[Mapping[str, str]] = {"late": "k long"}
+        output = "k long"
+
+        def on_record(self, row: Any, at: ms.At) -> Any:
+            yield ms.to("late", at.key) if row.x > 5 else (at.key,)
+
+    counts = {}
+    for late in ("process", "drop"):
+        query = ms.Query("judged")
+        source = query.source("s", None, event_time="ts")
+        source.key_by("k").compute("judge", Judge, late=late).output("late").sink("late", ms.Memory())
+        sim = Simulated(query, {"s": "k long, x long, ts timestamp"})
+        sim.feed(s=[(1, 9, DAY), (2, 3, DAY), (3, 7, DAY)])
+        counts[late] = sim.late("judge"), len(sim.outputs("late"))
+    assert counts == {"process": (2, 2), "drop": (0, 2)}
