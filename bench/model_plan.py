@@ -43,12 +43,12 @@ class Sizes:
 FULL = Sizes(
     rows=MILLION,
     keys=100 * THOUSAND,
-    fast=(20, 20),
-    slow=(3, 6),
-    sliding_rows=100 * THOUSAND,
-    sliding_keys=THOUSAND,
-    sliding_slow=(2, 4),
-    sliding_fast=(20, 20),
+    fast=(40, 30),
+    slow=(5, 6),
+    sliding_rows=MILLION,
+    sliding_keys=10 * THOUSAND,
+    sliding_slow=(2, 3),
+    sliding_fast=(40, 30),
     join_rows=200 * THOUSAND,
     pending=5 * MILLION,
     preload=MILLION,
@@ -93,9 +93,12 @@ def parts(quick: bool, rounds: int, scale: float = 1.0) -> list[Part]:
 
 def _windows(sizes: Sizes) -> tuple[Contender, ...]:
     shape = (sizes.rows, sizes.keys)
+    many = (sizes.rows, sizes.rows)
     return (
         Contender("rocksdb", "Spark window().count(), RocksDB", "spark-tumbling", *shape, *sizes.slow),
         Contender("millstream", "Millstream tumbling windows", "millstream-tumbling", *shape, *sizes.fast),
+        Contender("rocksdb-many", "Spark, as many keys as records", "spark-tumbling", *many, *sizes.slow),
+        Contender("millstream-many", "Millstream, as many keys", "millstream-tumbling", *many, *sizes.fast),
     )
 
 

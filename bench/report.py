@@ -140,6 +140,14 @@ def _one_more_level(part: Part, runs: Sequence[Run]) -> float:
 
 MODEL_TARGETS = (
     Target("windows", "tumbling windows rate / Spark's, RocksDB", True, 8, 20, _rates("millstream", "rocksdb")),
+    Target(
+        "windows",
+        "the same with as many keys as records",
+        True,
+        8,
+        20,
+        _rates("millstream-many", "rocksdb-many"),
+    ),
     Target("sliding", "sliding windows rate / Spark's, RocksDB", True, 8, 20, _rates("millstream", "rocksdb")),
     Target("joins", "windowed join rate / Spark's, RocksDB", True, 5, 15, _rates("millstream", "rocksdb")),
     Target("timers", "epoch time, pending timers / none", False, 1.1, 1.0, _times("pending", "none")),
