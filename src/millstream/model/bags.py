@@ -20,8 +20,8 @@ import pyarrow as pa
 from millstream.errors import UserError
 from millstream.model.batch import Batch
 from millstream.model.fits import fitting
-from millstream.model.kinds import Changed, Mask, Rows, State, check_fit
-from millstream.model.maps import ReadAhead, StoredEntries, encoded_entries
+from millstream.model.kinds import Changed, Mask, Rows, State, check_fit, encoded_values
+from millstream.model.maps import ReadAhead, StoredEntries
 from millstream.model.overlay import mask_of, places_in
 from millstream.model.pickled import dumped, dumped_all, loaded
 from millstream.model.times import WALL_TIME
@@ -251,7 +251,7 @@ class RecordBag(_Bags):
     def changes(self) -> Changed | None:
         places = np.repeat(list(self._added), [len(values) for values in self._added.values()]).astype(np.int64)
         values = [value for added in self._added.values() for value in added]
-        encoded = encoded_entries(self._declared, values, places) if values else pa.nulls(0, self._declared.arrow_type)
+        encoded = encoded_values(self._declared, values, places) if values else pa.nulls(0, self._declared.arrow_type)
         return self._changed(places, encoded)
 
     def _stored_now(self) -> list[Any]:

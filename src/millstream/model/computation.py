@@ -529,7 +529,7 @@ def _key_of_misfit(batch: Batch, applied: _Applied, schemas: Mapping[str, pa.Sch
     for index, item in enumerate(applied.produced):
         try:
             _from_yields([item], schemas, None)
-        except Exception:
+        except Exception:  # whatever it raises, this is the one
             return repr(_keys(batch)[applied.key_of(index)])
     return ""
 

@@ -268,11 +268,12 @@ def resolve(query: Query, schemas: Mapping[str, pa.Schema]) -> Graph:
     for node in query.steps.values():
         inputs = tuple(_input(node, given, streams, times) for given in node.inputs)
         _check_inputs(node.name, inputs)
+        untimed = all(given.time is None for given in inputs)
         computation = _bound(node, inputs)
         states = declared_states(computation)
         for state, declared in states.items():
             check_name(f"step {node.name!r}: state", state)
-            if declared.ttl_time == EVENT_TIME and all(given.time is None for given in inputs):
+            if declared.ttl_time == EVENT_TIME and untimed:
                 raise UserError(
                     f"step {node.name!r}: the ttl of its state {state!r} is of event time, but no input has any; give "
                     "the source event_time=..., or use WALL_TIME"
@@ -288,7 +289,7 @@ def resolve(query: Query, schemas: Mapping[str, pa.Schema]) -> Graph:
         timers = declared_timers(computation)
         for name, timer in timers.items():
             check_name(f"step {node.name!r}: timer", name)
-            if timer.kind == EVENT_TIME and all(given.time is None for given in inputs):
+            if timer.kind == EVENT_TIME and untimed:
                 raise UserError(
                     f"step {node.name!r}: its timer {name!r} waits for event time, but no input has any; give the "
                     "source event_time=..., or make it a timer of WALL_TIME"
@@ -301,7 +302,7 @@ def resolve(query: Query, schemas: Mapping[str, pa.Schema]) -> Graph:
         holds = declared_holds(computation)
         for name in holds:
             check_name(f"step {node.name!r}: hold", name)
-            if all(given.time is None for given in inputs):
+            if untimed:
                 raise UserError(
                     f"step {node.name!r}: its hold {name!r} keeps a watermark back, but no input has event time; give "
                     "the source event_time=..."

@@ -21,6 +21,7 @@ import numpy.typing as npt
 from millstream.errors import UserError
 from millstream.model.batch import Batch
 from millstream.model.batch_timers import BatchTimer
+from millstream.model.overlay import mask_of
 from millstream.model.timers import Look, RecordTimer, Timer
 from millstream.model.times import EVENT_TIME, NULL_TIME, micros, stamps_of
 
@@ -139,8 +140,7 @@ class BatchHold:
 
     def set(self, batch: Batch, times: Any, *, where: Any = None) -> None:
         stamps = stamps_of(times, len(batch), f"hold {self._name!r}").view("datetime64[us]")
-        chosen = np.ones(len(batch), np.bool_) if where is None else np.asarray(where, np.bool_)
-        if chosen.shape == stamps.shape and np.isnat(stamps[chosen]).any():
+        if np.isnat(stamps[mask_of(batch, where)]).any():
             raise UserError(f"hold {self._name!r}: some of the times are NaT; say where= there is one")
         raised = stamps if self._floor == NULL_TIME else np.maximum(stamps, np.datetime64(self._floor, "us"))
         self.timer.set(batch, raised, where=where)

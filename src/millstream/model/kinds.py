@@ -13,7 +13,7 @@ Rules
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import date, time, timedelta
 from decimal import Decimal
@@ -161,6 +161,21 @@ class BadState(UserError):
     def __init__(self, state: str, index: int, why: str) -> None:
         self.state, self.index = state, index
         super().__init__(f"state {state!r}: {why}")
+
+
+def encoded_values(declared: State, values: Sequence[Any], places: Iterable[int]) -> pa.Array:
+    """Values of keys as they are stored; one that does not fit is a fault of the key at its place."""
+    if declared.is_object:
+        return pa.array(values, pa.binary())
+    try:
+        return declared.encode(values)
+    except Exception as error:
+        for place, value in zip(places, values, strict=True):
+            try:
+                declared.encode([value])
+            except Exception as own:  # whatever it raises, this is the one
+                raise BadState(declared.name, int(place), str(error)) from own
+        raise
 
 
 def object_array(values: list[Any]) -> npt.NDArray[np.object_]:

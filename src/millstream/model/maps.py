@@ -13,7 +13,7 @@ Rules
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar, overload
 
@@ -25,7 +25,7 @@ from millstream.errors import UserError
 from millstream.model.arrays import array_from, python_values
 from millstream.model.batch import Batch
 from millstream.model.fits import fitting
-from millstream.model.kinds import BadState, Changed, Mask, Rows, State, check_fit, object_array
+from millstream.model.kinds import Changed, Mask, Rows, State, check_fit, encoded_values, object_array
 from millstream.model.overlay import GONE, Column, Overlay, mask_of, places_in
 from millstream.model.pickled import dumped, dumped_all, loaded
 from millstream.model.state import Stored
@@ -367,7 +367,7 @@ class RecordMap:
         gone = np.array([value is _DELETED for value in values], np.bool_)
         default = None if self._declared.is_object else self._declared.default
         plain = [default if value is _DELETED else value for value in values]
-        encoded = encoded_entries(self._declared, plain, places)
+        encoded = encoded_values(self._declared, plain, places)
         return Changed(places, array_from(subkeys, self._declared.subkey_type), encoded, gone)
 
     def _put(self, subkey: Any, value: Any) -> None:
@@ -410,26 +410,3 @@ def exact_subkey(declared: Map, subkey: Any) -> Any:
         return array_from([subkey], kind)[0].as_py()
     except UserError as error:
         raise UserError(f"{declared.name}: its key: {error}") from error
-
-
-def encoded_entries(declared: State, values: Sequence[Any], places: Rows) -> pa.Array:
-    """Values as they are stored; one that does not fit is a fault of its key."""
-    if declared.is_object:
-        return pa.array(values, pa.binary())
-    try:
-        return declared.encode(values)
-    except Exception as error:
-        bad = next((place for place, value in _each(places, values) if not _fits(declared, value)), int(places[0]))
-        raise BadState(declared.name, bad, str(error)) from error
-
-
-def _each(places: Rows, values: Sequence[Any]) -> Iterator[tuple[int, Any]]:
-    return zip(places.tolist(), values, strict=True)
-
-
-def _fits(declared: State, value: Any) -> bool:
-    try:
-        declared.encode([value])
-    except Exception:
-        return False
-    return True

@@ -36,6 +36,6 @@ def loaded(what: str, data: bytes) -> Any:
 def _shown(value: Any) -> str:
     try:
         text = repr(value)
-    except Exception:
+    except Exception:  # the value is the user's, so even its text may fail
         text = f"a {type(value).__name__}"
     return text if len(text) <= 200 else f"{text[:200]}..."

@@ -24,7 +24,8 @@ from millstream.errors import UserError
 from millstream.model.arrays import array_from
 from millstream.model.batch import Batch
 from millstream.model.fits import fitting
-from millstream.model.kinds import BadState, Changed, Mask, State, check_fit, object_array
+from millstream.model.kinds import Changed, Mask, State, check_fit, encoded_values, object_array
+from millstream.model.overlay import mask_of
 from millstream.model.pickled import dumped, dumped_all, loaded
 from millstream.model.times import WALL_TIME
 
@@ -156,11 +157,11 @@ class BatchValue:
             self._values, self._present = fresh, np.ones(len(batch), np.bool_)
             self._changed = np.ones(len(batch), np.bool_)
         else:
-            self._put(fresh, np.asarray(where, np.bool_))
+            self._put(fresh, mask_of(batch, where))
 
     def delete(self, batch: Batch, where: Mask | None = None) -> None:
         self._check(batch)
-        chosen = np.ones(len(batch), np.bool_) if where is None else np.asarray(where, np.bool_)
+        chosen = mask_of(batch, where)
         if batch is not self._batch:
             _, chosen = self._spread(batch, self._absent(len(batch)), chosen)
         self._put(self._absent(len(self._batch)), chosen)
@@ -181,9 +182,7 @@ class BatchValue:
 
     def _spread(self, batch: Batch, fresh: Any, where: Any) -> tuple[Any, Mask]:
         """Values of some keys as values of all, and which they are."""
-        chosen = np.ones(len(batch), np.bool_) if where is None else np.asarray(where, np.bool_)
-        if len(chosen) != len(batch):
-            raise UserError(f"where has {len(chosen)} entries, {len(batch)} expected, one for each of batch.keys")
+        chosen = mask_of(batch, where)
         mask = np.zeros(len(self._batch), np.bool_)
         mask[batch.places[chosen]] = True
         if isinstance(fresh, np.ndarray):
@@ -222,8 +221,6 @@ class BatchValue:
         return pa.nulls(count, declared.arrow_type)
 
     def _put(self, fresh: Any, where: Mask) -> None:
-        if len(where) != len(self._batch):
-            raise UserError(f"where has {len(where)} entries, {len(self._batch)} expected, one for each of batch.keys")
         current = self._current()
         if isinstance(current, np.ndarray):
             self._values = current.copy()
@@ -298,18 +295,7 @@ class RecordValue:
     def _encode(self, kept: Mask) -> pa.Array:
         default = self._declared.default
         values = [value if keep else default for value, keep in zip(self._values, kept, strict=True)]
-        try:
-            return self._declared.encode(values)
-        except Exception as error:
-            raise BadState(self._declared.name, self._first_bad(values), str(error)) from error
-
-    def _first_bad(self, values: list[Any]) -> int:
-        for index, value in enumerate(values):
-            try:
-                self._declared.encode([value])
-            except Exception:
-                return index
-        return 0
+        return encoded_values(self._declared, values, range(len(values)))
 
 
 class CopiedRecordValue(RecordValue):
