@@ -22,6 +22,7 @@ from typing import Any, NewType
 from millstream.errors import InvariantViolation, UserError
 from millstream.protocol.manifest import Edit, Manifest, SegmentRef
 from millstream.protocol.routing import RoutingTable
+from millstream.protocol.steering import Outcome, remembered
 from millstream.protocol.time import END_OF_TIME, NO_TIME, SourceClock
 
 Epoch = NewType("Epoch", int)
@@ -48,7 +49,8 @@ class Plan:
     """What an attempt of an epoch runs. `graph` and `tables` are given only when they change.
 
     `clock_ms` never goes back. `idle` are the sources that hold no watermark back in this epoch, and `stated` the
-    watermarks that come from elsewhere than the records.
+    watermarks that come from elsewhere than the records. `outcomes` are of the commands whose state the attempt changes,
+    and `control` is how far the control log has been heard.
     """
 
     epoch: Epoch
@@ -62,6 +64,8 @@ class Plan:
     edits: tuple[Edit, ...] = ()
     idle: tuple[str, ...] = ()
     stated: dict[str, int] = field(default_factory=dict)
+    outcomes: tuple[Outcome, ...] = ()
+    control: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +96,8 @@ class Commit:
 
     `edits` are of segments that the epoch's own writes took up; those of compactions are in the plan. `clocks` are of
     the sources and `watermarks` of the steps, after the epoch; `late` and `dead_letters` count records of each step.
-    `passed` are the watermarks that steps with holds have passed on.
+    `passed` are the watermarks that steps with holds have passed on. `workers` are the slots that were placed on each
+    worker, told only when that has changed.
     """
 
     epoch: Epoch
@@ -107,6 +112,7 @@ class Commit:
     late: dict[str, int] = field(default_factory=dict)
     dead_letters: dict[str, int] = field(default_factory=dict)
     passed: dict[str, int] = field(default_factory=dict)
+    workers: dict[str, tuple[int, ...]] | None = None
 
 
 Entry = Claim | Plan | Abort | Commit
@@ -154,6 +160,9 @@ class History:
     late: dict[str, int] = field(default_factory=dict)
     dead_letters: dict[str, int] = field(default_factory=dict)
     passed: dict[str, int] = field(default_factory=dict)
+    control: int = 0
+    outcomes: dict[int, Outcome] = field(default_factory=dict)
+    workers: dict[str, tuple[int, ...]] = field(default_factory=dict)
 
     @property
     def last_outputs(self) -> tuple[Output, ...]:
@@ -177,6 +186,8 @@ class History:
                     )
                 if entry.clock_ms < self.clock_ms:
                     raise InvariantViolation(f"the clock of a plan goes back from {self.clock_ms} to {entry.clock_ms}")
+                if entry.control < self.control:
+                    raise InvariantViolation(f"a plan hears command {entry.control} again, {self.control} is next")
                 return replace(self, plan=entry, attempts=self.attempts + 1)
             case Abort():
                 self._ends_plan(entry)
@@ -219,6 +230,9 @@ class History:
             late=_sums([self.late, commit.late]),
             dead_letters=_sums([self.dead_letters, commit.dead_letters]),
             passed={**self.passed, **commit.passed},
+            control=plan.control,
+            outcomes=remembered(self.outcomes, plan.outcomes),
+            workers=self.workers if commit.workers is None else commit.workers,
         )
 
 

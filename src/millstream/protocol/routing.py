@@ -10,8 +10,8 @@ Rules
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
 from typing import NewType
@@ -81,6 +81,12 @@ class RoutingTable:
         """The slot of one point."""
         return Slot(int(self.lookup(np.array([point], np.uint64))[0]))
 
+    def owners_of(self, span: Range) -> set[Slot]:
+        """The slots that own something of a range."""
+        edges = np.array([span.first, span.last], np.uint64)
+        first, last = np.searchsorted(self._first_array, edges, side="right") - 1
+        return set(self.slots[int(first) : int(last) + 1])
+
     @cached_property
     def ranges(self) -> dict[Slot, tuple[Range, ...]]:
         """For every slot that owns something, its ranges in order."""
@@ -94,21 +100,30 @@ class RoutingTable:
         lasts = [first - 1 for first in self.firsts[1:]] + [LAST]
         return zip(self.firsts, lasts, self.slots, strict=True)
 
-    def assign(self, moves: Sequence[tuple[Range, Slot]]) -> RoutingTable:
-        """The next version, in which each of these ranges belongs to the slot beside it."""
-        points = dict.fromkeys(self.firsts)
-        for moved, _ in moves:
-            points[moved.first] = None
-            if moved.last < LAST:
-                points[moved.last + 1] = None
-        firsts = sorted(points)
-        owners = [Slot(int(s)) for s in self.lookup(np.array(firsts, np.uint64))]
-        for moved, slot in moves:
-            owners = [slot if first in moved else owner for first, owner in zip(firsts, owners, strict=True)]
-        kept = [i for i, owner in enumerate(owners) if i == 0 or owner != owners[i - 1]]
+    def assign(self, moves: Sequence[tuple[Range, Slot]], bin_bits: int | None = None) -> RoutingTable:
+        """The next version, in which each of these disjoint ranges belongs to the slot beside it; perhaps with another
+        number of bins."""
+        ordered = sorted(moves)
+        points = {*self.firsts, *(moved.first for moved, _ in ordered)}
+        points.update(moved.last + 1 for moved, _ in ordered if moved.last < LAST)
+        firsts = np.array(sorted(points), np.uint64)
+        owners = self.lookup(firsts).copy()
+        if ordered:
+            begins = np.array([moved.first for moved, _ in ordered], np.uint64)
+            ends = np.array([moved.last for moved, _ in ordered], np.uint64)
+            if (begins[1:] <= ends[:-1]).any():
+                raise InvariantViolation("moves of one round overlap")
+            inside = np.searchsorted(begins, firsts, side="right") - 1
+            taken = (inside >= 0) & (firsts <= ends[inside])
+            owners[taken] = np.array([slot for _, slot in ordered], np.int32)[inside[taken]]
+        kept = np.concatenate([[True], owners[1:] != owners[:-1]])
         return RoutingTable(
             RoutingVersion(self.version + 1),
-            self.bin_bits,
-            tuple(firsts[i] for i in kept),
-            tuple(owners[i] for i in kept),
+            self.bin_bits if bin_bits is None else bin_bits,
+            tuple(firsts[kept].tolist()),
+            tuple(Slot(slot) for slot in owners[kept].tolist()),
         )
+
+    def renumbered(self, numbers: Mapping[Slot, int]) -> RoutingTable:
+        """The same table with other names for the slots."""
+        return replace(self, slots=tuple(Slot(numbers[slot]) for slot in self.slots))

@@ -331,6 +331,9 @@ def _encode_history(history: History) -> bytes:
         "late": history.late,
         "dead_letters": history.dead_letters,
         "passed": history.passed,
+        "control": history.control,
+        "outcomes": history.outcomes,
+        "workers": history.workers,
     }
     return msgspec.json.encode(flat)
 

@@ -24,6 +24,8 @@ SEGMENTS = "segments/"
 PRODUCTIONS = "productions/"
 OVERFLOW = "overflow/"
 STRONG = "strong/"
+CONTROL = "control/"
+GUARD = "control-guard"
 
 _MADE_BY = re.compile(r"g(\d+)-e(\d+)-(a|c)(\d+)-")
 
@@ -46,6 +48,10 @@ def journal_entry(number: int) -> str:
 
 def entry_number(name: str) -> int:
     return int(name.rsplit("/", 1)[1])
+
+
+def command(number: int) -> str:
+    return f"{CONTROL}{number:020d}"
 
 
 def snapshot(number: int) -> str:

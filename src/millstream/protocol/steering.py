@@ -1,0 +1,249 @@
+"""Steering: what the commands that have been heard, and the migrations under way, change at an epoch.
+
+Rules
+-----
+- A decision, from facts alone. It is made anew at every attempt and journaled with its plan: what an aborted attempt
+  had decided has not happened, and a driver that takes over goes on where the last commit is (G5, G6).
+- Commands are answered in order, each once: `History.control` says up to which number. An answer is an `Outcome`; it
+  changes until the command is over.
+- A plan is carried out from the routing versions it was made for, or refused (G8). At most one migration moves a step
+  at a time.
+- A command that makes no sense is refused with a reason, and changes nothing else.
+
+`STATES` are those of an outcome, and what may follow each.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from millstream.protocol.keyspace import Range
+from millstream.protocol.migration import MigrationPlan
+from millstream.protocol.routing import RoutingTable
+
+STATES: dict[str, tuple[str, ...]] = {
+    "waiting": ("running", "done", "refused", "cancelled"),
+    "running": ("done", "cancelled"),
+    "done": (),
+    "refused": (),
+    "cancelled": (),
+}
+KEPT_OUTCOMES = 128
+"""How many outcomes of commands that are over are remembered."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What has become of a command. `done` of its `rounds` have been carried out, from epoch `began` to `last`."""
+
+    number: int
+    verb: str
+    state: str
+    reason: str = ""
+    rounds: int = 0
+    done: int = 0
+    began: int = -1
+    last: int = -1
+    bytes: int = 0
+    drains: str = ""
+    sender: str = ""
+    at_ms: int = 0
+
+    @property
+    def over(self) -> bool:
+        """Whether nothing more will come of it."""
+        return not STATES[self.state]
+
+
+@dataclass(frozen=True, slots=True)
+class Cancel:
+    """Ends a migration after the rounds that it has done; the number is that of its command."""
+
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
+class Heard:
+    """A command as the driver has read it: what it asks for, or why that cannot be known."""
+
+    number: int
+    verb: str
+    ask: MigrationPlan | Cancel | None
+    trouble: str = ""
+    sender: str = ""
+    at_ms: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What a decision is made from. `plans` are those of the commands that are waiting or running."""
+
+    store: str
+    epoch: int
+    clock_ms: int
+    tables: dict[str, RoutingTable]
+    watermarks: Mapping[str, int]
+    control: int
+    outcomes: Mapping[int, Outcome]
+    plans: Mapping[int, MigrationPlan]
+
+
+@dataclass(frozen=True, slots=True)
+class Steering:
+    """What an epoch runs with: the tables, the answers that changed, and how far the control log has been read."""
+
+    tables: dict[str, RoutingTable]
+    outcomes: tuple[Outcome, ...]
+    control: int
+
+
+def remembered(known: Mapping[int, Outcome], changed: Sequence[Outcome]) -> dict[int, Outcome]:
+    """The outcomes after these have changed: all that are not over, and the last ones that are."""
+    found = {**known, **{outcome.number: outcome for outcome in changed}}
+    over = [number for number in sorted(found) if found[number].over]
+    for number in over[:-KEPT_OUTCOMES]:
+        del found[number]
+    return found
+
+
+def steer(facts: Facts, heard: Sequence[Heard]) -> Steering:
+    """Answers the commands that were heard, and takes every migration that is due one round on."""
+    course = _Course(facts)
+    for command in heard:
+        course.answer(command)
+    course.go_on()
+    return Steering(course.tables, tuple(course.changed[number] for number in sorted(course.changed)), course.control)
+
+
+class _Course:
+    """A decision while it is being made."""
+
+    def __init__(self, facts: Facts) -> None:
+        self.facts, self.tables, self.control = facts, dict(facts.tables), facts.control
+        self.live = {number: outcome for number, outcome in facts.outcomes.items() if not outcome.over}
+        self.plans = dict(facts.plans)
+        self.changed: dict[int, Outcome] = {}
+
+    def note(self, outcome: Outcome) -> None:
+        self.changed[outcome.number] = outcome
+        if outcome.over:
+            self.live.pop(outcome.number, None)
+        else:
+            self.live[outcome.number] = outcome
+
+    def answer(self, heard: Heard) -> None:
+        self.control = heard.number + 1
+        outcome = Outcome(heard.number, heard.verb, "waiting", sender=heard.sender, at_ms=heard.at_ms)
+        if isinstance(heard.ask, MigrationPlan):
+            plan = heard.ask
+            total = sum(move.bytes for moves in plan.rounds for move in moves)
+            outcome = replace(outcome, rounds=len(plan.rounds), bytes=total, drains=plan.drains)
+            trouble = misfit(plan, self.facts, self.tables) or self._conflict(plan)
+            if trouble:
+                outcome = replace(outcome, state="refused", reason=trouble)
+            else:
+                self.plans[heard.number] = plan
+        elif isinstance(heard.ask, Cancel):
+            outcome = self._cancel(heard.ask, outcome)
+        else:
+            outcome = replace(outcome, state="refused", reason=heard.trouble)
+        self.note(outcome)
+
+    def _cancel(self, ask: Cancel, outcome: Outcome) -> Outcome:
+        target = self.live.get(ask.number)
+        if target is None:
+            known = self.facts.outcomes.get(ask.number) or self.changed.get(ask.number)
+            found = f"it is {known.state}" if known else "there is no such command, or it ended long ago"
+            return replace(outcome, state="refused", reason=f"command {ask.number} is not under way: {found}")
+        self.note(replace(target, state="cancelled", reason=f"by command {outcome.number}"))
+        return replace(outcome, state="done")
+
+    def _conflict(self, plan: MigrationPlan) -> str:
+        """Which running migration moves one of the plan's steps, if any. One that waits for its time may have to."""
+        if plan.start.epoch is not None or plan.start.clock_ms is not None or plan.start.event_time is not None:
+            return ""
+        for number, outcome in self.live.items():
+            shared = sorted(set(plan.versions) & set(self.plans[number].versions)) if number in self.plans else []
+            if outcome.state == "running" and shared:
+                return (
+                    f"command {number} ({outcome.verb}) is moving ranges of step {shared[0]!r}, {outcome.done} of "
+                    f"{outcome.rounds} rounds done; wait for it or cancel it, then plan again"
+                )
+        return ""
+
+    def go_on(self) -> None:
+        for number in sorted(self.live):
+            outcome, plan = self.live[number], self.plans.get(number)
+            if plan is None:
+                self.note(replace(outcome, state="cancelled", reason="its command can no longer be read"))
+            elif outcome.state == "running":
+                if self.facts.epoch > outcome.last + plan.gap:
+                    self._round(outcome, plan)
+            elif self._is_time(plan):
+                trouble = misfit(plan, self.facts, self.tables, due=True) or self._conflict(plan)
+                if trouble:
+                    self.note(replace(outcome, state="refused", reason=trouble))
+                else:
+                    self._round(replace(outcome, state="running", began=self.facts.epoch), plan)
+
+    def _is_time(self, plan: MigrationPlan) -> bool:
+        marks = [self.facts.watermarks[step] for step in plan.versions if step in self.facts.watermarks]
+        least = min(marks, default=-(2**63))
+        return plan.start.reached(self.facts.epoch, self.facts.clock_ms, least)
+
+    def _round(self, outcome: Outcome, plan: MigrationPlan) -> None:
+        self.tables.update(plan.after(self.tables, outcome.done))
+        done = outcome.done + 1
+        state = "done" if done == outcome.rounds else "running"
+        self.note(replace(outcome, state=state, done=done, last=self.facts.epoch))
+
+
+def misfit(plan: MigrationPlan, facts: Facts, tables: Mapping[str, RoutingTable], due: bool = False) -> str:
+    """Why a plan cannot be carried out on these tables; empty if it can. Once it is `due`, its start does not matter."""
+    if plan.store != facts.store:
+        return f"the plan was made for another query (store id {plan.store}, this is {facts.store})"
+    if not plan.rounds:
+        return "the plan moves nothing"
+    unknown = sorted(set(plan.versions) - set(tables))
+    if unknown:
+        return f"no step {unknown[0]!r}; the query has {', '.join(sorted(tables))}"
+    for step, version in plan.versions.items():
+        if tables[step].version != version:
+            return (
+                f"the plan is stale: it was made for routing version {version} of step {step!r}, "
+                f"found {tables[step].version}; plan again"
+            )
+    if plan.gap < 0:
+        return f"gap={plan.gap}: give 0 or more epochs"
+    start = plan.start
+    if not due and start.epoch is not None and start.epoch < facts.epoch:
+        return f"the plan starts at epoch {start.epoch}, which is past: the next one is {facts.epoch}"
+    return _broken(plan, tables)
+
+
+def _broken(plan: MigrationPlan, tables: Mapping[str, RoutingTable]) -> str:
+    """What is wrong with the moves themselves, round by round."""
+    owners = {step: tables[step] for step in plan.versions}
+    for number, moves in enumerate(plan.rounds):
+        taken: dict[str, list[Range]] = {}
+        for move in moves:
+            if move.step not in owners:
+                return f"round {number} moves a range of step {move.step!r}, whose version the plan does not give"
+            if move.target < 0:
+                return f"round {number} moves {move.range} to slot {move.target}, which cannot be"
+            taken.setdefault(move.step, []).append(move.range)
+        for step, ranges in taken.items():
+            ordered = sorted(ranges)
+            for one, other in zip(ordered, ordered[1:], strict=False):
+                if one.overlap(other):
+                    return f"round {number} moves {one} and {other} of step {step!r}, which overlap"
+        for move in moves:
+            table = owners[move.step]
+            if table.owners_of(move.range) != {move.origin}:
+                found = ", ".join(str(slot) for slot in sorted(table.owners_of(move.range)))
+                return (
+                    f"round {number} takes {move.range} of step {move.step!r} from slot {move.origin}: it is at {found}"
+                )
+        owners.update(plan.after(owners, number))
+    return ""
