@@ -35,14 +35,23 @@ def test_assigning_ranges_moves_exactly_those_points(moves: list[tuple[int, int,
     shift = 56
     expected = [table.slot_of(b << shift) for b in range(256)]
     assigned = []
+    taken: set[int] = set()
     for a, b, slot in moves:
         first, last = min(a, b), max(a, b)
+        if taken & set(range(first, last + 1)):
+            continue
+        taken |= set(range(first, last + 1))
         assigned.append((Range(first << shift, ((last + 1) << shift) - 1), Slot(slot)))
         for point in range(first, last + 1):
             expected[point] = Slot(slot)
     changed = table.assign(assigned)
     assert changed.version == table.version + 1
     assert changed.lookup(np.arange(256, dtype=np.uint64) << np.uint64(shift)).tolist() == expected
+
+
+def test_ranges_that_overlap_cannot_be_assigned_together() -> None:
+    with pytest.raises(InvariantViolation, match="overlap"):
+        RoutingTable.even(4, 8).assign([(Range(0, 20), Slot(1)), (Range(20, 30), Slot(2))])
 
 
 def test_a_table_with_a_hole_is_refused() -> None:

@@ -49,8 +49,8 @@ class Plan:
     """What an attempt of an epoch runs. `graph` and `tables` are given only when they change.
 
     `clock_ms` never goes back. `idle` are the sources that hold no watermark back in this epoch, and `stated` the
-    watermarks that come from elsewhere than the records. `outcomes` are of the commands whose state the attempt changes,
-    and `control` is how far the control log has been heard.
+    watermarks that come from elsewhere than the records. `outcomes` are of the commands whose state it changes, and
+    `control` is how far the control log has been heard.
     """
 
     epoch: Epoch

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 
 from millstream.protocol.keyspace import Range
 from millstream.protocol.migration import MigrationPlan
@@ -200,7 +201,7 @@ class _Course:
 
 
 def misfit(plan: MigrationPlan, facts: Facts, tables: Mapping[str, RoutingTable], due: bool = False) -> str:
-    """Why a plan cannot be carried out on these tables; empty if it can. Once it is `due`, its start does not matter."""
+    """Why a plan cannot be carried out on these tables; empty if it can. Once it is `due`, its start is past."""
     if plan.store != facts.store:
         return f"the plan was made for another query (store id {plan.store}, this is {facts.store})"
     if not plan.rounds:
@@ -235,7 +236,7 @@ def _broken(plan: MigrationPlan, tables: Mapping[str, RoutingTable]) -> str:
             taken.setdefault(move.step, []).append(move.range)
         for step, ranges in taken.items():
             ordered = sorted(ranges)
-            for one, other in zip(ordered, ordered[1:], strict=False):
+            for one, other in pairwise(ordered):
                 if one.overlap(other):
                     return f"round {number} moves {one} and {other} of step {step!r}, which overlap"
         for move in moves:
