@@ -133,13 +133,13 @@ class Interrupted(InProcess):
 
     def __init__(self, spec: Any, store: ObjectStore, map_tasks: int, place: tuple[int, int], act: Any) -> None:
         super().__init__(spec, store, map_tasks)
-        self.place, self.act = place, act
+        self.at, self.act = place, act
 
     def execute(self, task: EpochTask, slots: Sequence[SlotTask], records: Any) -> tuple[list[Report], int]:
         original = strong.host
 
         def host(spec: Any, task: EpochTask, level: int, mine: SlotTask, payloads: Any, store: ObjectStore) -> Any:
-            if (level, mine.slot) == self.place and self.act is not None:
+            if (level, mine.slot) == self.at and self.act is not None:
                 act, self.act = self.act, None
                 act(spec, task, level, mine, payloads, store)
             return original(spec, task, level, mine, payloads, store)

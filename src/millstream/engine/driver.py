@@ -13,14 +13,15 @@ Rules
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from millstream.engine.delivery import Deliverer
+from millstream.engine.listening import Listener
 from millstream.engine.spec import EpochTask, SlotTask, code_hash, epoch_task, rules_of, slot_tasks
 from millstream.engine.upkeep import Upkeep
-from millstream.errors import ConflictError, DamagedObject, MillstreamError, StepError, UserError
+from millstream.errors import DamagedObject, MillstreamError, StepError, UserError
 from millstream.model.graph import Graph, differences
 from millstream.model.times import micros
 from millstream.protocol.compaction import DEFAULT_BUDGET, Job
@@ -30,6 +31,7 @@ from millstream.protocol.epochs import (
     Commit,
     Epoch,
     Failure,
+    History,
     Plan,
     Redeliver,
     Reject,
@@ -39,8 +41,10 @@ from millstream.protocol.epochs import (
 )
 from millstream.protocol.keyspace import DEFAULT_BIN_BITS
 from millstream.protocol.manifest import Edit
-from millstream.protocol.routing import RoutingTable
+from millstream.protocol.routing import RoutingTable, Slot
+from millstream.protocol.steering import Facts, Steering, remembered, steer
 from millstream.protocol.time import idle_sources
+from millstream.store.control_log import ControlLog
 from millstream.store.journal import Journal
 from millstream.store.names import Maker
 
@@ -60,6 +64,10 @@ class Executor(Protocol):
         """Runs an attempt over the epoch's records; the reports of all slots, and the number of producers."""
         ...
 
+    def place(self, slots: Sequence[int], avoid: Collection[str]) -> dict[int, str]:
+        """The worker that each slot will be tried on first, from now on. Not those to avoid, if there are others."""
+        ...
+
     def compact(self, jobs: Sequence[tuple[Job, Maker, int]]) -> list[Edit]:
         """Runs compactions, each on behalf of a slot."""
         ...
@@ -73,6 +81,7 @@ class Options:
     bin_bits: int = DEFAULT_BIN_BITS
     retain: int = 8
     compaction_budget: int = DEFAULT_BUDGET
+    token: str | None = None
 
 
 @dataclass(slots=True)
@@ -107,6 +116,7 @@ class Driver:
         self.last: EpochFacts | None = None
         self._clock, self._rules = clock, rules_of(graph)
         self._since_ms = 0
+        self.listener = Listener(ControlLog(self.store, options.token))
         self._observe = observe or (lambda moment, epoch: None)
         self._code = {name: code_hash(code) for name, code in codes.items()}
 
@@ -163,9 +173,11 @@ class Driver:
     ) -> str | None:
         """One attempt. None if it was committed, else why not."""
         history = self.journal.history
-        tables, known = self.tables, history.graph is not None
+        known = history.graph is not None
         edits = self.upkeep.edits_for(history.manifest)
         clock_ms = max(self._clock(), history.clock_ms)
+        steering = self._steer(epoch, clock_ms)
+        tables = steering.tables
         plan = Plan(
             epoch,
             Attempt(history.attempts),
@@ -178,18 +190,21 @@ class Driver:
             edits,
             idle_sources(self._rules, history.clocks, clock_ms, self._since_ms),
             self.stated(),
+            steering.outcomes,
+            steering.control,
         )
         self.journal.append(plan)
         self._observe("planned", epoch)
         planned = time.perf_counter()
         try:
-            reports, producers = self._execute(plan, tables, records)
+            share = _share(tables, self.executor.place(live_slots(tables), draining(history, plan)))
+            reports, producers = self._execute(plan, share, records)
         except ExecutionFailed as error:
             self.journal.append(Abort(epoch, plan.attempt, str(error)[:2000]))
             return str(error)
         self._observe("executed", epoch)
         executed = time.perf_counter()
-        verdict = judge(_slot_count(tables), producers, reports, self.graph.depth)
+        verdict = judge(len(share.slots), producers, reports, self.graph.depth)
         if isinstance(verdict, Reject):
             self.journal.append(Abort(epoch, plan.attempt, verdict.reason[:2000]))
             if verdict.failure is not None:
@@ -212,6 +227,7 @@ class Driver:
                 verdict.late,
                 verdict.dead_letters,
                 verdict.passed,
+                None if share.workers == history.workers else share.workers,
             )
         )
         self.upkeep.applied(edits)
@@ -241,12 +257,28 @@ class Driver:
                     ) from error
         return found
 
-    def _execute(self, plan: Plan, tables: Mapping[str, RoutingTable], records: Any) -> tuple[list[Report], int]:
+    def _steer(self, epoch: Epoch, clock_ms: int) -> Steering:
+        """What commands and migrations make of the routing tables at this epoch."""
+        history = self.journal.history
+        facts = Facts(
+            self.journal.store_id,
+            history.generation,
+            epoch,
+            clock_ms,
+            self.tables,
+            history.watermarks,
+            history.control,
+            history.outcomes,
+            self.listener.plans(history),
+        )
+        return steer(facts, self.listener.hear(history))
+
+    def _execute(self, plan: Plan, share: Share, records: Any) -> tuple[list[Report], int]:
         history = self.journal.history
         maker = Maker(history.generation, plan.epoch, "a", plan.attempt)
         manifest, _ = history.manifest.edited(plan.edits)
-        task = epoch_task(self.graph, plan, maker, tables, history)
-        slots = slot_tasks(self.graph, tables, manifest, _slot_count(tables), self.upkeep.busy())
+        task = epoch_task(self.graph, plan, maker, share.tables, history, len(share.slots))
+        slots = slot_tasks(self.graph, share.tables, manifest, share.slots, self.upkeep.busy())
         return self.executor.execute(task, slots, records)
 
     def _deliver(self, epoch: Epoch) -> None:
@@ -271,11 +303,41 @@ def _slowest(reports: Sequence[Report]) -> float:
     return sum(slowest.values())
 
 
-def _slot_count(tables: Mapping[str, RoutingTable]) -> int:
-    counts = {table.slot_count for table in tables.values()}
-    if len(counts) > 1:
-        raise ConflictError(f"the steps' routing tables have different numbers of slots: {sorted(counts)}")
-    return counts.pop()
+@dataclass(frozen=True, slots=True)
+class Share:
+    """Who does what in an attempt. Its tasks are numbered from 0; `slots` are the slots that they are.
+
+    `tables` name slots by the number of their task.
+    """
+
+    slots: tuple[Slot, ...]
+    tables: dict[str, RoutingTable]
+    workers: dict[str, tuple[int, ...]]
+
+
+def live_slots(tables: Mapping[str, RoutingTable]) -> tuple[Slot, ...]:
+    """The slots that own something of any step: one that has lost everything is gone."""
+    return tuple(sorted({slot for table in tables.values() for slot in table.slots}))
+
+
+def draining(history: History, plan: Plan) -> frozenset[str]:
+    """The workers that are being emptied, or have been, by this driver."""
+    outcomes = remembered(history.outcomes, plan.outcomes).values()
+    mine = [outcome for outcome in outcomes if outcome.generation == history.generation]
+    return frozenset(outcome.drains for outcome in mine if outcome.drains and outcome.state in ("running", "done"))
+
+
+def _share(tables: Mapping[str, RoutingTable], placed: Mapping[int, str]) -> Share:
+    slots = live_slots(tables)
+    numbers = {slot: number for number, slot in enumerate(slots)}
+    workers: dict[str, list[int]] = {}
+    for slot, worker in placed.items():
+        workers.setdefault(worker, []).append(slot)
+    return Share(
+        slots,
+        {step: table.renumbered(numbers) for step, table in tables.items()},
+        {worker: tuple(sorted(held)) for worker, held in sorted(workers.items())},
+    )
 
 
 def _step_error(failure: Failure, epoch: int) -> StepError:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import hashlib
 import pickle
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
@@ -148,7 +148,7 @@ def rules_of(graph: Graph) -> dict[str, TimeRule]:
 
 
 def epoch_task(
-    graph: Graph, plan: Plan, maker: Maker, tables: Mapping[str, RoutingTable], history: History
+    graph: Graph, plan: Plan, maker: Maker, tables: Mapping[str, RoutingTable], history: History, slot_count: int
 ) -> EpochTask:
     """What the tasks of an attempt share, for a graph with these routing tables, after this history."""
     lanes = lanes_of(graph, tables)
@@ -159,7 +159,6 @@ def epoch_task(
         step.name: tuple(places[address(step, number, tables[step.name])] for number in range(len(step.inputs)))
         for step in graph.steps
     }
-    slot_count = max(table.slot_count for table in tables.values())
     return EpochTask(
         plan.epoch,
         maker,
@@ -184,10 +183,12 @@ def epoch_task(
 class SlotTask:
     """One slot's share of an attempt: the ranges it owns of each step, and its slice of the manifest.
 
-    `busy` are segments of it that a compaction is reading: they may be read, but not taken up.
+    `slot` is the number of its task in this attempt, from 0 without a gap, and `home` the slot that it is. `busy` are
+    segments of it that a compaction is reading: they may be read, but not taken up.
     """
 
     slot: int
+    home: int
     owned: dict[str, tuple[Range, ...]]
     pieces: list[tuple[str, str, list[Piece]]]
     busy: frozenset[str] = frozenset()
@@ -204,12 +205,12 @@ def slot_tasks(
     graph: Graph,
     tables: Mapping[str, RoutingTable],
     manifest: Manifest,
-    slot_count: int,
+    slots: Sequence[int],
     busy: frozenset[str] = frozenset(),
 ) -> list[SlotTask]:
-    """The share of every slot."""
+    """The share of each of these slots; the tables name them by their place among them."""
     tasks = []
-    for slot in range(slot_count):
+    for slot, home in enumerate(slots):
         owned = {step.name: tables[step.name].ranges.get(slot, ()) for step in graph.steps}  # type: ignore[call-overload]
         pieces = [
             (step.name, state, manifest.pieces(Family(step.name, state), owned[step.name]))
@@ -217,5 +218,5 @@ def slot_tasks(
             for state in step.families
         ]
         mine = frozenset(piece.segment.name for _, _, found in pieces for piece in found)
-        tasks.append(SlotTask(slot, owned, pieces, busy & mine))
+        tasks.append(SlotTask(slot, home, owned, pieces, busy & mine))
     return tasks

@@ -372,7 +372,8 @@ class StepRun:
         if taken:
             bottom = len(taken) == len(pieces)
             now = self._now(declared) if isinstance(declared, State) else None
-            rows = newest_rows(self.store, CACHE, taken, owned[0], drop_dead=bottom, newer=rows, now=now)
+            hull = Range(owned[0].first, owned[-1].last)
+            rows = newest_rows(self.store, CACHE, taken, hull, drop_dead=bottom, newer=rows, now=now)
         refs = write_segments(
             self.store,
             family,
@@ -386,7 +387,7 @@ class StepRun:
         )
         if taken:
             inputs = tuple(Input(piece.segment.name, piece.ranges) for piece in taken)
-            self.done.edits.append(Edit(family, owned[0], inputs, tuple(refs)))
+            self.done.edits.append(Edit(family, owned, inputs, tuple(refs)))
         else:
             self.done.added += refs
 
@@ -396,7 +397,7 @@ class StepRun:
         room = TAKE_UP * written
         for piece in pieces:
             room -= piece.segment.rows
-            if room < 0 or piece.ranges != owned or len(owned) != 1 or piece.segment.name in self.mine.busy:
+            if room < 0 or piece.ranges != owned or piece.segment.name in self.mine.busy:
                 break
             taken.append(piece)
         return taken

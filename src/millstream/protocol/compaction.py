@@ -13,9 +13,9 @@ Rules
 
 from __future__ import annotations
 
+from bisect import insort
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
 
 from millstream.protocol.keyspace import Range, clip, width
 from millstream.protocol.manifest import Family, Manifest, Piece
@@ -55,61 +55,66 @@ def choose(
     Of all stretches of the key space in which one run of pieces should be merged, the one with the most pieces.
     """
     pieces = manifest.pieces(family, owned)
+    if len(pieces) < fan_in:
+        return None
     best: Job | None = None
-    for span in owned:
-        for stretch, run, bottom in _stretches(pieces, span, fan_in, budget // 8):
-            if best is None or len(run) > len(best.pieces):
-                best = Job(family, stretch, run, bottom)
+    for stretch, run, bottom in _stretches(pieces, fan_in, budget // 8):
+        if best is None or len(run) > len(best.pieces):
+            best = Job(family, stretch, run, bottom)
     return best if best is None else _fit(best, budget)
 
 
-def _stretches(
-    pieces: Sequence[Piece], span: Range, fan_in: int, small: int
-) -> Iterator[tuple[Range, tuple[Piece, ...], bool]]:
-    """The widest parts of a range in which the same run of pieces should be merged, and whether it is the oldest."""
-    cuts = {span.first, span.last + 1}
-    for piece in pieces:
-        for part in clip(piece.ranges, [span]):
-            cuts.update((part.first, part.last + 1))
-    edges = sorted(cuts)
-    pending: tuple[Range, tuple[Piece, ...], bool] | None = None
-    for first, end in pairwise(edges):
-        stack = [piece for piece in pieces if any(first in part for part in piece.ranges)]
-        run = _run_of_similar(stack, fan_in, small / (end - first))
-        if run is None:
-            if pending:
-                yield pending
-            pending = None
-            continue
-        chosen, bottom = tuple(stack[run]), run.stop == len(stack)
-        if pending and pending[1] == chosen and pending[2] == bottom:
-            pending = (Range(pending[0].first, end - 1), chosen, bottom)
+def _stretches(pieces: Sequence[Piece], fan_in: int, small: int) -> Iterator[tuple[Range, tuple[Piece, ...], bool]]:
+    """The widest parts of the key space in which the same run of pieces should be merged, and whether it is the oldest.
+
+    One sweep over the ends of all ranges: a slot may own many.
+    """
+    weights = [piece.segment.bytes / width(piece.segment.covers) for piece in pieces]
+    events = [(part.first, index) for index, piece in enumerate(pieces) for part in piece.ranges]
+    events += [(part.last + 1, ~index) for index, piece in enumerate(pieces) for part in piece.ranges]
+    events.sort()
+    stack: list[int] = []  # of the pieces at the point that the sweep has reached, newest first
+    pending: tuple[Range, tuple[int, ...], bool] | None = None
+    reached = 0
+    for point, event in events:
+        if point > reached:
+            run = None
+            if len(stack) >= fan_in:
+                run = _run_of_similar([weights[index] for index in stack], fan_in, small / (point - reached))
+            chosen = () if run is None else tuple(stack[run])
+            bottom = run is not None and run.stop == len(stack)
+            if pending and pending[1:] == (chosen, bottom) and pending[0].last == reached - 1:
+                pending = (Range(pending[0].first, point - 1), chosen, bottom)
+            else:
+                if pending:
+                    yield pending[0], tuple(pieces[index] for index in pending[1]), pending[2]
+                pending = (Range(reached, point - 1), chosen, bottom) if chosen else None
+            reached = point
+        if event >= 0:
+            insort(stack, event)
         else:
-            if pending:
-                yield pending
-            pending = (Range(first, end - 1), chosen, bottom)
+            stack.remove(~event)
     if pending:
-        yield pending
+        yield pending[0], tuple(pieces[index] for index in pending[1]), pending[2]
 
 
-def _run_of_similar(stack: Sequence[Piece], fan_in: int, small: float) -> slice | None:
+def _run_of_similar(weights: Sequence[float], fan_in: int, small: float) -> slice | None:
     """The newest run of enough pieces none of which outweighs all newer ones of the run by far.
 
-    Enough is `fan_in`, and twice that where the run weighs more than `small` (bytes per point, as the weights).
+    Weights are in bytes per point. Enough is `fan_in`, and twice that where the run weighs more than `small`.
     """
 
     def enough(count: int) -> bool:
         return count >= (fan_in if weight <= small else 2 * fan_in)
 
     start, weight = 0, 0.0
-    for index, piece in enumerate(stack):
-        density = piece.segment.bytes / width(piece.segment.covers)
+    for index, density in enumerate(weights):
         if index > start and density > _RATIO * weight:
             if enough(index - start):
                 return slice(start, index)
             start, weight = index, 0.0  # too few small ones: they wait, but do not hide what lies below
         weight += density
-    return slice(start, len(stack)) if enough(len(stack) - start) else None
+    return slice(start, len(weights)) if enough(len(weights) - start) else None
 
 
 def _fit(job: Job, budget: int) -> Job:

@@ -175,10 +175,11 @@ def clip(ranges: Sequence[Range], within: Sequence[Range]) -> tuple[Range, ...]:
     """The points of `ranges` that are also in `within`; both are in order and disjoint."""
     result, i, j = [], 0, 0
     while i < len(ranges) and j < len(within):
-        common = ranges[i].overlap(within[j])
-        if common is not None:
-            result.append(common)
-        if ranges[i].last < within[j].last:
+        one, other = ranges[i], within[j]
+        first, last = max(one.first, other.first), min(one.last, other.last)
+        if first <= last:
+            result.append(one if (first, last) == (one.first, one.last) else Range(first, last))
+        if one.last < other.last:
             i += 1
         else:
             j += 1

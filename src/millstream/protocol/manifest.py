@@ -6,8 +6,8 @@ Rules
   pieces of older segments by a merged one (G3: nothing else enters).
 - A family is one declared state of one step. Its pieces are read newest first; `order` is the epoch of the newest
   update a segment may hold, and for any point of the key space no two pieces of a family share an order.
-- An edit names its inputs. It is applied only where they are all still there, unchanged in its range, whoever owns
-  the range by then; otherwise it is refused and its outputs are garbage.
+- An edit names its inputs. It is applied only where they are all still there, unchanged in its ranges, whoever owns
+  these by then; otherwise it is refused and its outputs are garbage.
 - A segment once dropped never comes back, so that whoever deletes it late, or from an old view, harms nobody.
 """
 
@@ -70,10 +70,10 @@ class Input:
 
 @dataclass(frozen=True, slots=True)
 class Edit:
-    """The outcome of a compaction: in `range`, the segments `inputs` are replaced by `outputs`."""
+    """The outcome of a merge: in `ranges`, the segments `inputs` are replaced by `outputs`."""
 
     family: Family
-    range: Range
+    ranges: tuple[Range, ...]
     inputs: tuple[Input, ...]
     outputs: tuple[SegmentRef, ...]
 
@@ -104,7 +104,7 @@ class Manifest:
         """Whether every input of the edit still counts in the ranges that were read, and in no more."""
         pieces = self.families.get(edit.family, {})
         return all(
-            taken.name in pieces and clip(pieces[taken.name].ranges, [edit.range]) == taken.ranges
+            taken.name in pieces and clip(pieces[taken.name].ranges, edit.ranges) == taken.ranges
             for taken in edit.inputs
         )
 
@@ -113,10 +113,12 @@ class Manifest:
         families, dropped = dict(self.families), []
         for edit in edits:
             if not Manifest(families).admits(edit):
-                raise InvariantViolation(f"edit of {edit.family} in {edit.range} does not fit the manifest")
+                raise InvariantViolation(f"edit of {edit.family} in {edit.ranges[0]}... does not fit the manifest")
             pieces = dict(families[edit.family])
             for taken in edit.inputs:
-                rest = subtract(pieces[taken.name].ranges, edit.range)
+                rest = pieces[taken.name].ranges
+                for hole in edit.ranges:
+                    rest = subtract(rest, hole)
                 if rest:
                     pieces[taken.name] = replace(pieces[taken.name], ranges=rest)
                 else:

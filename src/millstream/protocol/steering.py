@@ -48,6 +48,8 @@ class Outcome:
     last: int = -1
     bytes: int = 0
     drains: str = ""
+    generation: int = 0
+    """Of the driver that began it: the names of workers mean something to that one only."""
     sender: str = ""
     at_ms: int = 0
 
@@ -81,6 +83,7 @@ class Facts:
     """What a decision is made from. `plans` are those of the commands that are waiting or running."""
 
     store: str
+    generation: int
     epoch: int
     clock_ms: int
     tables: dict[str, RoutingTable]
@@ -186,7 +189,10 @@ class _Course:
                 if trouble:
                     self.note(replace(outcome, state="refused", reason=trouble))
                 else:
-                    self._round(replace(outcome, state="running", began=self.facts.epoch), plan)
+                    self._round(self._begun(outcome), plan)
+
+    def _begun(self, outcome: Outcome) -> Outcome:
+        return replace(outcome, state="running", began=self.facts.epoch, generation=self.facts.generation)
 
     def _is_time(self, plan: MigrationPlan) -> bool:
         marks = [self.facts.watermarks[step] for step in plan.versions if step in self.facts.watermarks]

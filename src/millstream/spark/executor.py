@@ -9,7 +9,7 @@ Rules
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import msgspec
@@ -24,6 +24,7 @@ from millstream.engine.spec import EpochTask, SlotTask
 from millstream.protocol.compaction import Job
 from millstream.protocol.epochs import Report
 from millstream.protocol.manifest import Edit
+from millstream.protocol.placement import place
 from millstream.spark import tasks
 from millstream.spark.exchange import Exchange, Places
 from millstream.spark.session import is_local
@@ -38,6 +39,7 @@ class SparkExecutor:
         self._exchange = Exchange(spark.sparkContext)
         self._local = is_local(spark)
         self._workers: dict[str, str] = {}
+        self._placed: dict[int, str] = {}
 
     def execute(self, task: EpochTask, slots: Sequence[SlotTask], records: DataFrame) -> tuple[list[Report], int]:
         try:
@@ -49,31 +51,33 @@ class SparkExecutor:
                 tasks.router(self._spec_bytes, task),
                 [tasks.hoster(self._spec_bytes, task, level) for level in range(1, task.depth + 1)],
                 [slot.pack() for slot in slots],
-                self.places(len(slots)),
+                self.places([slot.home for slot in slots]),
             )
         except (Py4JError, PySparkException, OSError) as error:
             raise ExecutionFailed(_reason(error)) from error
         return [report for data in found for report in msgspec.msgpack.decode(data, type=list[Report])], producers
 
     def compact(self, jobs: Sequence[tuple[Job, Maker, int]]) -> list[Edit]:
-        places = self.places(max(slot for _, _, slot in jobs) + 1)
         try:
             found = self._exchange.run_located(
                 [msgspec.msgpack.encode(job) for job in jobs],
                 tasks.compactor(self._spec_bytes),
-                tuple(places[slot] for _, _, slot in jobs),
+                self.places([slot for _, _, slot in jobs]),
             )
         except (Py4JError, PySparkException, OSError) as error:
             raise ExecutionFailed(_reason(error)) from error
         return [msgspec.msgpack.decode(data, type=Edit) for data in found]
 
-    def places(self, slots: int) -> Places:
-        """Where each slot should run: slots are dealt out over the workers, in order of their ids."""
-        if self._local:
-            return ((),) * slots
-        workers = self.workers()
-        names = [f"executor_{host}_{worker}" for worker, host in sorted(workers.items(), key=lambda w: int(w[0]))]
-        return tuple((names[slot % len(names)],) if names else () for slot in range(slots))
+    def place(self, slots: Sequence[int], avoid: Collection[str]) -> dict[int, str]:
+        self._placed = place(slots, ["driver"] if self._local else self.workers(), self._placed, avoid)
+        return self._placed
+
+    def places(self, slots: Sequence[int]) -> Places:
+        """Where each of these slots should run, as Spark writes it."""
+        hosts, placed = self._workers, self._placed
+        return tuple(
+            (f"executor_{hosts[placed[slot]]}_{placed[slot]}",) if placed.get(slot) in hosts else () for slot in slots
+        )
 
     def workers(self) -> dict[str, str]:
         """The executors that Spark reports now: id and host."""

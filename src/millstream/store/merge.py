@@ -108,4 +108,4 @@ def merge(store: ObjectStore, cache: SegmentCache, job: Job, maker: names.Maker,
         filtered=any(cache.open(store, piece.segment).filter is not None for piece in job.pieces),
     )
     inputs = tuple(Input(piece.segment.name, clip(piece.ranges, [job.range])) for piece in job.pieces)
-    return Edit(job.family, job.range, inputs, tuple(outputs))
+    return Edit(job.family, (job.range,), inputs, tuple(outputs))

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import copy
 import pickle
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -38,6 +38,7 @@ from millstream.model.types import parse_schema
 from millstream.protocol.compaction import Job
 from millstream.protocol.epochs import Epoch, Output, Report
 from millstream.protocol.manifest import Edit
+from millstream.protocol.placement import place
 from millstream.protocol.time import NO_TIME
 from millstream.store.journal import Journal, digest_of, history_at
 from millstream.store.merge import merge
@@ -62,6 +63,8 @@ class InProcess:
 
     def __init__(self, spec: Spec, store: ObjectStore, map_tasks: int, crashes: Crashes | None = None) -> None:
         self.spec, self.store, self.map_tasks, self.crashes = spec, store, map_tasks, crashes or Crashes()
+        self.workers: tuple[str, ...] = ("0",)
+        self.placed: dict[int, str] = {}
 
     def execute(self, task: EpochTask, slots: Sequence[SlotTask], records: Any) -> tuple[list[Report], int]:
         before = self.crashes.next_stop()
@@ -85,6 +88,10 @@ class InProcess:
                 hosted.append(host_once(self.spec, task, level, SlotTask.unpack(mine.pack()), payloads, self.store))
             sent = [list[Any](one.payloads(task, self.store)) for one in hosted]
         return [report for one in hosted for report in one.reports], len(producers)
+
+    def place(self, slots: Sequence[int], avoid: Collection[str]) -> dict[int, str]:
+        self.placed = place(slots, self.workers, self.placed, avoid)
+        return self.placed
 
     def compact(self, jobs: Sequence[tuple[Job, Maker, int]]) -> list[Edit]:
         return [merge(self.store, SegmentCache(), job, maker, slot) for job, maker, slot in jobs]

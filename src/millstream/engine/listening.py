@@ -1,0 +1,56 @@
+"""Listening: what the driver hears of the control log, and the plans of the commands under way.
+
+Rules
+-----
+- Hearing changes nothing. How far the log has been read is journaled with the plan that acts on it.
+- A log that cannot be read now is one in which nothing new stands: commands wait, epochs do not.
+"""
+
+from __future__ import annotations
+
+import logging
+
+from millstream.errors import StoreUnavailable
+from millstream.protocol.epochs import History
+from millstream.protocol.migration import MigrationPlan
+from millstream.protocol.steering import Heard
+from millstream.store.control_log import ControlLog
+
+AT_ONCE = 16
+"""How many commands an epoch hears at most."""
+
+_LOG = logging.getLogger("millstream")
+
+
+class Listener:
+    """Reads the control log for one driver."""
+
+    def __init__(self, log: ControlLog) -> None:
+        self.log = log
+        self._plans: dict[int, MigrationPlan] = {}
+
+    def hear(self, history: History) -> list[Heard]:
+        """The commands that have not been answered."""
+        found: list[Heard] = []
+        try:
+            while len(found) < AT_ONCE:
+                heard = self.log.hear(history.control + len(found))
+                if heard is None:
+                    break
+                found.append(heard)
+                if isinstance(heard.ask, MigrationPlan):
+                    self._plans[heard.number] = heard.ask
+        except StoreUnavailable as error:
+            _LOG.warning("the control log cannot be read now: %s", error)
+        return found
+
+    def plans(self, history: History) -> dict[int, MigrationPlan]:
+        """The plans of the commands that are under way. One that can no longer be read is missing."""
+        live = [number for number, outcome in history.outcomes.items() if not outcome.over]
+        for number in live:
+            if number not in self._plans:
+                heard = self.log.hear(number)
+                if heard is not None and isinstance(heard.ask, MigrationPlan):
+                    self._plans[number] = heard.ask
+        self._plans = {number: plan for number, plan in self._plans.items() if number in live}
+        return dict(self._plans)
