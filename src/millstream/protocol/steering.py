@@ -36,7 +36,10 @@ KEPT_OUTCOMES = 128
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What has become of a command. `done` of its `rounds` have been carried out, from epoch `began` to `last`."""
+    """What has become of a command. `done` of its `rounds` have been carried out, from epoch `began` to `last`.
+
+    `stale` is a refusal that is nobody's fault: the plan fitted what it was made for, and not what was found.
+    """
 
     number: int
     verb: str
@@ -50,6 +53,7 @@ class Outcome:
     drains: str = ""
     sender: str = ""
     at_ms: int = 0
+    stale: bool = False
 
     @property
     def over(self) -> bool:
@@ -140,10 +144,8 @@ class _Course:
             plan = heard.ask
             total = sum(move.bytes for moves in plan.rounds for move in moves)
             outcome = replace(outcome, rounds=len(plan.rounds), bytes=total, drains=plan.drains)
-            trouble = misfit(plan, self.facts, self.tables) or self._conflict(plan)
-            if trouble:
-                outcome = replace(outcome, state="refused", reason=trouble)
-            else:
+            outcome = self._judged(outcome, plan)
+            if not outcome.over:
                 self.plans[heard.number] = plan
         elif isinstance(heard.ask, Cancel):
             outcome = self._cancel(heard.ask, outcome)
@@ -159,6 +161,13 @@ class _Course:
             return replace(outcome, state="refused", reason=f"command {ask.number} is not under way: {found}")
         self.note(replace(target, state="cancelled", reason=f"by command {outcome.number}"))
         return replace(outcome, state="done")
+
+    def _judged(self, outcome: Outcome, plan: MigrationPlan, due: bool = False) -> Outcome:
+        """The outcome as it was, or refused."""
+        trouble = misfit(plan, self.facts, self.tables, due)
+        stale = "" if trouble else staleness(plan, self.tables) or self._conflict(plan)
+        trouble = trouble or stale or _broken(plan, self.tables)
+        return replace(outcome, state="refused", reason=trouble, stale=bool(stale)) if trouble else outcome
 
     def _conflict(self, plan: MigrationPlan) -> str:
         """Which running migration moves one of the plan's steps, if any. One that waits for its time may have to."""
@@ -182,9 +191,9 @@ class _Course:
                 if self.facts.epoch > outcome.last + plan.gap:
                     self._round(outcome, plan)
             elif self._is_time(plan):
-                trouble = misfit(plan, self.facts, self.tables, due=True) or self._conflict(plan)
-                if trouble:
-                    self.note(replace(outcome, state="refused", reason=trouble))
+                outcome = self._judged(outcome, plan, due=True)
+                if outcome.over:
+                    self.note(outcome)
                 else:
                     self._round(replace(outcome, state="running", began=self.facts.epoch), plan)
 
@@ -201,7 +210,7 @@ class _Course:
 
 
 def misfit(plan: MigrationPlan, facts: Facts, tables: Mapping[str, RoutingTable], due: bool = False) -> str:
-    """Why a plan cannot be carried out on these tables; empty if it can. Once it is `due`, its start is past."""
+    """Why a plan cannot be one for this query; empty if it can. Once it is `due`, its start is past."""
     if plan.store != facts.store:
         return f"the plan was made for another query (store id {plan.store}, this is {facts.store})"
     if not plan.rounds:
@@ -209,18 +218,23 @@ def misfit(plan: MigrationPlan, facts: Facts, tables: Mapping[str, RoutingTable]
     unknown = sorted(set(plan.versions) - set(tables))
     if unknown:
         return f"no step {unknown[0]!r}; the query has {', '.join(sorted(tables))}"
+    if plan.gap < 0:
+        return f"gap={plan.gap}: give 0 or more epochs"
+    start = plan.start
+    if not due and start.epoch is not None and start.epoch < facts.epoch:
+        return f"the plan starts at epoch {start.epoch}, which is past: the next one is {facts.epoch}"
+    return ""
+
+
+def staleness(plan: MigrationPlan, tables: Mapping[str, RoutingTable]) -> str:
+    """Which routing version a plan was not made for; empty if it was made for these (G8)."""
     for step, version in plan.versions.items():
         if tables[step].version != version:
             return (
                 f"the plan is stale: it was made for routing version {version} of step {step!r}, "
                 f"found {tables[step].version}; plan again"
             )
-    if plan.gap < 0:
-        return f"gap={plan.gap}: give 0 or more epochs"
-    start = plan.start
-    if not due and start.epoch is not None and start.epoch < facts.epoch:
-        return f"the plan starts at epoch {start.epoch}, which is past: the next one is {facts.epoch}"
-    return _broken(plan, tables)
+    return ""
 
 
 def _broken(plan: MigrationPlan, tables: Mapping[str, RoutingTable]) -> str:
