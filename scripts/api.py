@@ -38,6 +38,7 @@ SECTIONS = {
     "Timers and holds": ["model.timers", "model.times", "model.holds"],
     "The library of steps": ["library.windows", "library.windowed", "library.aggregates", "library"],
     "Sinks": ["model.sinks"],
+    "Migration": ["protocol.strategies", "protocol.migration", "protocol.planner"],
     "Running queries": ["spark.session", "control.running"],
     "Errors": ["errors"],
 }
@@ -56,6 +57,7 @@ INTERNAL = {
     *("arrow_type", "encode", "fresh_default", "numpy_type", "payload_text", "stored_text", "stored_type", "type_text"),
     *("subkey_column", "subkey_text", "subkey_type", "Hold.timer"),
     *("InputBatch.micros", "InputBatch.rows_count", "Simulated.deliver"),
+    *(f"{strategy}.rounds" for strategy in ("AllAtOnce", "Fluid", "Batched", "Matched")),
     *(f"FaultyStore.{operation}" for operation in ("create", "put", "get", "list", "delete", "path")),
 }
 """Members without an underscore that one layer calls on another, and users do not."""

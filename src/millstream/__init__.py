@@ -26,6 +26,7 @@ from millstream.model.sinks import ForeachBatch, Memory, Parquet
 from millstream.model.state import Value
 from millstream.model.timers import Timer
 from millstream.model.times import EVENT_TIME, WALL_TIME
+from millstream.protocol.strategies import AllAtOnce, Batched, Fluid, Matched
 from millstream.spark.session import session
 
 __version__ = "0.1.0"
@@ -33,20 +34,24 @@ __version__ = "0.1.0"
 __all__ = [
     "EVENT_TIME",
     "WALL_TIME",
+    "AllAtOnce",
     "At",
     "Bag",
     "Batch",
+    "Batched",
     "Computation",
     "ConflictError",
     "DamagedObject",
     "Dedupe",
     "Fenced",
+    "Fluid",
     "ForeachBatch",
     "Hold",
     "InputBatch",
     "InvariantViolation",
     "KeyedStream",
     "Map",
+    "Matched",
     "Memory",
     "MillstreamError",
     "Parquet",

@@ -11,7 +11,7 @@ from millstream.protocol.manifest import Family, SegmentRef
 from millstream.protocol.routing import RoutingTable
 from millstream.store import journal as journal_module
 from millstream.store import names
-from millstream.store.journal import SNAPSHOT_EVERY, Journal, decode_entry, encode_entry, history_at
+from millstream.store.journal import SNAPSHOT_EVERY, Journal, JournalReader, decode_entry, encode_entry, history_at
 from millstream.store.objects import ObjectStore, open_store
 from millstream.testing import Crash, FaultyStore
 
@@ -275,3 +275,58 @@ def test_entries_are_kept_while_the_snapshot_that_replaces_them_cannot_be_read(
         store.put(item.name, b"damaged")
     with pytest.raises(DamagedObject, match="snapshots/"):
         journal.obsolete()
+
+
+# -- those who only look
+
+
+def test_a_reader_sees_what_the_driver_has_written_and_writes_nothing() -> None:
+    store = open_store("memory://")
+    driver = Journal.open(store)
+    driver.claim()
+    told: list[str] = []
+    reader = JournalReader.look(store, lambda envelope: told.append(envelope.kind))
+    run(driver, 0, SNAPSHOT_EVERY)
+    before = sorted(item.name for item in store.list(""))
+    reader.follow()
+    assert reader.history == driver.history
+    assert told == ["Claim", *["Plan", "Commit"] * (SNAPSHOT_EVERY + 1)]
+    assert sorted(item.name for item in store.list("")) == before
+
+
+def test_a_reader_goes_on_from_where_it_was() -> None:
+    counted = FaultyStore(open_store("memory://"))
+    driver = Journal.open(counted.inner)
+    driver.claim()
+    run(driver, 0, 20)
+    reader = JournalReader.look(counted)
+    counted.operations = 0
+    reader.follow()
+    assert counted.operations == 1, "it looks for the next entry alone"
+
+
+def test_a_reader_that_slept_does_not_believe_what_stands_in_a_gap(monkeypatch: pytest.MonkeyPatch) -> None:
+    store = open_store("memory://")
+    driver = Journal.open(store)
+    driver.claim()
+    reader, now = JournalReader.look(store), journal_module._clock()
+    asleep = Journal.open(store)
+    asleep._generation = driver._generation
+    run(driver, 0, 2 * SNAPSHOT_EVERY)
+    monkeypatch.setattr(journal_module, "KEEP_S", -1.0)
+    store.delete(driver.obsolete())
+    with pytest.raises(Fenced):
+        monkeypatch.setattr(journal_module, "_clock", lambda: now + journal_module.LOOK_AGAIN_S + 1)
+        asleep.append(plan(0))  # its number is free again, and the entry counts for nobody
+    reader.follow()
+    assert reader.history == driver.history
+
+
+def test_looking_at_what_is_no_store_makes_none() -> None:
+    store = open_store("memory://")
+    with pytest.raises(UserError, match="there is no query in the store"):
+        JournalReader.look(store)
+    assert list(store.list("")) == []
+    Journal.open(store)
+    with pytest.raises(UserError, match="none was ever started"):
+        JournalReader.look(store)

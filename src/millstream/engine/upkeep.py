@@ -25,7 +25,7 @@ from millstream.model.graph import Graph
 from millstream.protocol.compaction import Job, choose
 from millstream.protocol.epochs import History
 from millstream.protocol.manifest import Edit, Family, Manifest
-from millstream.store.garbage import clear_staging, unneeded
+from millstream.store.garbage import clear_staging, old_commands, unneeded
 from millstream.store.journal import Journal
 from millstream.store.names import Maker
 from millstream.store.objects import ObjectStore
@@ -144,6 +144,7 @@ class Upkeep:
         history = journal.history  # after `live`: what was finished then is live, or applied here
         names = unneeded(self._store, history, live)
         names += journal.obsolete()
+        names += old_commands(self._store, history)
         self._store.delete(names)
         clear_staging(self._store)
         return len(names)

@@ -8,5 +8,9 @@
 | `compaction` | which segments of which range are worth merging next |
 | `epochs` | whether an epoch is run, redelivered or refused; whether an attempt is committed or aborted |
 | `time` | how watermarks follow from what was seen |
+| `migration` | what a migration plan is, and what it says when printed |
+| `strategies` | in which epochs the moves of a plan happen |
+| `planner` | which moves a rescale, a drain, a balance... takes |
+| `steering` | what commands and migrations change at an epoch |
 | `retention` | which stored objects nobody can need any more |
 """

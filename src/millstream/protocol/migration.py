@@ -11,22 +11,31 @@ Rules
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+
+import numpy as np
 
 from millstream.protocol.keyspace import Range
 from millstream.protocol.routing import RoutingTable, RoutingVersion, Slot
 
+SHOWN = 12
+"""How many pairs of slots a plan prints."""
+
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """One range of a step goes from a slot to another. `bytes` is the estimated size of its state."""
+    """One range of a step goes from a slot to another.
+
+    `bytes` is the estimated size of its state, `bins` how many bins, or parts of bins, it is made of.
+    """
 
     step: str
     range: Range
     origin: Slot
     target: Slot
     bytes: int = 0
+    bins: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,21 +55,26 @@ class Start:
         )
 
 
+AT_ONCE = Start()
+
+
 @dataclass(frozen=True, slots=True)
 class MigrationPlan:
-    """What a migration will do."""
+    """What a migration will do. `print` shows it; a plan without rounds changes nothing."""
 
     store: str
     verb: str
     versions: dict[str, RoutingVersion]
     rounds: tuple[tuple[Move, ...], ...]
     gap: int = 0
-    start: Start = Start()
+    start: Start = AT_ONCE
     strategy: str = ""
     bin_bits: dict[str, int] = field(default_factory=dict)
     """Steps whose number of bins changes with the first round."""
     drains: str = ""
     """The worker that is to be emptied."""
+    fetch_limit: int = 0
+    """The bytes per second at which a slot fetches what it does not hold; 0 if that is not known."""
 
     def after(self, tables: Mapping[str, RoutingTable], number: int) -> dict[str, RoutingTable]:
         """The tables after round `number`, of the steps that it changes."""
@@ -73,3 +87,142 @@ class MigrationPlan:
             step: tables[step].assign(found, self.bin_bits.get(step) if number == 0 else None)
             for step, found in moves.items()
         }
+
+    @property
+    def bytes(self) -> int:
+        """The estimated size of all that moves."""
+        return sum(move.bytes for moves in self.rounds for move in moves)
+
+    @property
+    def bins(self) -> int:
+        """How many bins move. One that several steps move together counts once."""
+        return sum(tally.bins for moves in self.rounds for tally in _tallies(moves).values())
+
+    @property
+    def epochs(self) -> int:
+        """How many epochs it takes, from the first round to the last."""
+        return len(self.rounds) + self.gap * max(0, len(self.rounds) - 1)
+
+    @property
+    def stall_bytes(self) -> int:
+        """The most that one slot receives in one round: what the slowest epoch waits for."""
+        return max((_most_received(_tallies(moves)).bytes for moves in self.rounds), default=0)
+
+    def expected_stall_s(self, bytes_per_second: float) -> float:
+        """How long the slowest epoch waits, if nothing is at its target yet and each slot fetches at this rate."""
+        return self.stall_bytes / bytes_per_second
+
+    def __str__(self) -> str:
+        versions: dict[RoutingVersion, list[str]] = {}
+        for step, version in self.versions.items():
+            versions.setdefault(version, []).append(repr(step))
+        made_for = "; ".join(f"{version} of {_some(steps)}" for version, steps in versions.items())
+        what = f"{self.verb} {self.drains}" if self.drains else self.verb
+        by = f" by {self.strategy}" if self.strategy else ""
+        return "\n  ".join([f"{what}{by}, from routing version {made_for}", *self._lines()])
+
+    def _lines(self) -> Iterator[str]:
+        for bits in sorted(set(self.bin_bits.values())):
+            steps = [repr(step) for step, found in self.bin_bits.items() if found == bits]
+            yield f"{1 << bits:,} bins for {_some(steps)}"
+        if any(self.rounds):
+            yield from self._moves()
+        elif not self.bin_bits:
+            yield "nothing to move"
+        if self.rounds:
+            yield self._beginning()
+
+    def _moves(self) -> Iterator[str]:
+        pairs: dict[tuple[Slot, Slot], _Tally] = {}
+        round_most, slot_most = _Tally(), _Tally()
+        for moves in self.rounds:
+            tallies = _tallies(moves)
+            for pair, tally in tallies.items():
+                pairs[pair] = pairs.get(pair, _Tally()) + tally
+            round_most = max(round_most, sum(tallies.values(), _Tally()), key=_Tally.size)
+            slot_most = max(slot_most, _most_received(tallies), key=_Tally.size)
+        shown = sorted(pairs, key=lambda pair: (-pairs[pair].bytes, -pairs[pair].bins, pair))[:SHOWN]
+        for origin, target in sorted(shown):
+            yield f"slot {origin} -> slot {target}: {pairs[origin, target]}"
+        if len(pairs) > SHOWN:
+            rest = sum((tally for pair, tally in pairs.items() if pair not in shown), _Tally())
+            yield f"{len(pairs) - SHOWN} other pairs of slots: {rest}"
+        yield f"in all: {sum(pairs.values(), _Tally())}, in {_count(len(self.rounds), 'round')} over " + _count(
+            self.epochs, "epoch"
+        )
+        yield f"at most: {round_most} in a round; {slot_most} of them to one slot"
+        if self.fetch_limit:
+            stall = slot_most.bytes / self.fetch_limit
+            yield f"expected stall: up to {stall:.3g} s in an epoch, at {size_text(self.fetch_limit)}/s for each slot"
+
+    def _beginning(self) -> str:
+        due = []
+        if self.start.epoch is not None:
+            due.append(f"at epoch {self.start.epoch}")
+        if self.start.clock_ms is not None:
+            due.append(f"at {_moment(self.start.clock_ms * 1000)}")
+        if self.start.event_time is not None:
+            due.append(f"when watermarks reach {_moment(self.start.event_time)}")
+        return "starts " + (" and ".join(due) or "at once")
+
+
+@dataclass(frozen=True, slots=True)
+class _Tally:
+    """Bins and bytes."""
+
+    bins: int = 0
+    bytes: int = 0
+
+    def __add__(self, other: _Tally) -> _Tally:
+        return _Tally(self.bins + other.bins, self.bytes + other.bytes)
+
+    def __str__(self) -> str:
+        return f"{_count(self.bins, 'bin')}, {size_text(self.bytes)}"
+
+    def size(self) -> tuple[int, int]:
+        return self.bytes, self.bins
+
+
+def _tallies(moves: Sequence[Move]) -> dict[tuple[Slot, Slot], _Tally]:
+    """What goes from each slot to each other; a bin that several steps move counts once."""
+    bins: dict[tuple[Slot, Slot, Range], int] = {}
+    sizes: dict[tuple[Slot, Slot], int] = {}
+    for move in moves:
+        bins[move.origin, move.target, move.range] = move.bins
+        sizes[move.origin, move.target] = sizes.get((move.origin, move.target), 0) + move.bytes
+    counts = dict.fromkeys(sizes, 0)
+    for (origin, target, _), count in bins.items():
+        counts[origin, target] += count
+    return {pair: _Tally(counts[pair], size) for pair, size in sizes.items()}
+
+
+def _most_received(tallies: Mapping[tuple[Slot, Slot], _Tally]) -> _Tally:
+    received: dict[Slot, _Tally] = {}
+    for (_, target), tally in tallies.items():
+        received[target] = received.get(target, _Tally()) + tally
+    return max(received.values(), key=_Tally.size, default=_Tally())
+
+
+def size_text(size: float) -> str:
+    """Bytes for people.
+
+    >>> size_text(999), size_text(1_250_000)
+    ('999 B', '1.25 MB')
+    """
+    for unit in ("B", "kB", "MB", "GB"):
+        if size < 999.5:
+            return f"{size:.3g} {unit}"
+        size /= 1000
+    return f"{size:,.3g} TB"
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number:,} {what}" if number == 1 else f"{number:,} {what}s"
+
+
+def _some(items: Sequence[str]) -> str:
+    return ", ".join(items[:SHOWN]) + (f" and {len(items) - SHOWN} more" if len(items) > SHOWN else "")
+
+
+def _moment(micros: int) -> str:
+    return str(np.datetime64(micros // 1000, "ms")).replace("T", " ") + " UTC"

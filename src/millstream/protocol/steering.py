@@ -17,10 +17,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
 
-from millstream.protocol.keyspace import Range
-from millstream.protocol.migration import MigrationPlan
+import numpy as np
+
+from millstream.protocol.keyspace import LAST
+from millstream.protocol.migration import MigrationPlan, Move, Start
 from millstream.protocol.routing import RoutingTable
 
 STATES: dict[str, tuple[str, ...]] = {
@@ -30,13 +31,17 @@ STATES: dict[str, tuple[str, ...]] = {
     "refused": (),
     "cancelled": (),
 }
+MAX_BIN_BITS = 32
 KEPT_OUTCOMES = 128
 """How many outcomes of commands that are over are remembered."""
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What has become of a command. `done` of its `rounds` have been carried out, from epoch `began` to `last`."""
+    """What has become of a command. `done` of its `rounds` have been carried out, from epoch `began` to `last`.
+
+    `stale` is a refusal that is nobody's fault: the plan fitted what it was made for, and not what was found.
+    """
 
     number: int
     verb: str
@@ -52,6 +57,7 @@ class Outcome:
     """Of the driver that began it: the names of workers mean something to that one only."""
     sender: str = ""
     at_ms: int = 0
+    stale: bool = False
 
     @property
     def over(self) -> bool:
@@ -141,12 +147,10 @@ class _Course:
         outcome = Outcome(heard.number, heard.verb, "waiting", sender=heard.sender, at_ms=heard.at_ms)
         if isinstance(heard.ask, MigrationPlan):
             plan = heard.ask
-            total = sum(move.bytes for moves in plan.rounds for move in moves)
-            outcome = replace(outcome, rounds=len(plan.rounds), bytes=total, drains=plan.drains)
-            trouble = misfit(plan, self.facts, self.tables) or self._conflict(plan)
-            if trouble:
-                outcome = replace(outcome, state="refused", reason=trouble)
-            else:
+            total = sum(max(0, move.bytes) for moves in plan.rounds for move in moves)
+            outcome = replace(outcome, rounds=len(plan.rounds), bytes=min(total, 2**63 - 1), drains=plan.drains[:200])
+            outcome = self._judged(outcome, plan)
+            if not outcome.over:
                 self.plans[heard.number] = plan
         elif isinstance(heard.ask, Cancel):
             outcome = self._cancel(heard.ask, outcome)
@@ -163,9 +167,17 @@ class _Course:
         self.note(replace(target, state="cancelled", reason=f"by command {outcome.number}"))
         return replace(outcome, state="done")
 
-    def _conflict(self, plan: MigrationPlan) -> str:
-        """Which running migration moves one of the plan's steps, if any. One that waits for its time may have to."""
-        if plan.start.epoch is not None or plan.start.clock_ms is not None or plan.start.event_time is not None:
+    def _judged(self, outcome: Outcome, plan: MigrationPlan, due: bool = False) -> Outcome:
+        """The outcome as it was, or refused."""
+        trouble = misfit(plan, self.facts, self.tables) or ("" if due else _past(plan, self.facts, outcome.at_ms))
+        stale = "" if trouble else staleness(plan, self.tables) or self._conflict(plan, due)
+        # The moves fitted these versions when they were heard, and a version is one table.
+        trouble = trouble or stale or ("" if due else _broken(plan, self.tables))
+        return replace(outcome, state="refused", reason=trouble[:1000], stale=bool(stale)) if trouble else outcome
+
+    def _conflict(self, plan: MigrationPlan, due: bool) -> str:
+        """Which running migration moves one of the plan's steps, if any. A plan that is not due yet has time."""
+        if not due and plan.start != Start():
             return ""
         for number, outcome in self.live.items():
             shared = sorted(set(plan.versions) & set(self.plans[number].versions)) if number in self.plans else []
@@ -185,9 +197,9 @@ class _Course:
                 if self.facts.epoch > outcome.last + plan.gap:
                     self._round(outcome, plan)
             elif self._is_time(plan):
-                trouble = misfit(plan, self.facts, self.tables, due=True) or self._conflict(plan)
-                if trouble:
-                    self.note(replace(outcome, state="refused", reason=trouble))
+                outcome = self._judged(outcome, plan, due=True)
+                if outcome.over:
+                    self.note(outcome)
                 else:
                     self._round(self._begun(outcome), plan)
 
@@ -195,9 +207,7 @@ class _Course:
         return replace(outcome, state="running", began=self.facts.epoch, generation=self.facts.generation)
 
     def _is_time(self, plan: MigrationPlan) -> bool:
-        marks = [self.facts.watermarks[step] for step in plan.versions if step in self.facts.watermarks]
-        least = min(marks, default=-(2**63))
-        return plan.start.reached(self.facts.epoch, self.facts.clock_ms, least)
+        return plan.start.reached(self.facts.epoch, self.facts.clock_ms, _watermark(plan, self.facts))
 
     def _round(self, outcome: Outcome, plan: MigrationPlan) -> None:
         self.tables.update(plan.after(self.tables, outcome.done))
@@ -206,51 +216,88 @@ class _Course:
         self.note(replace(outcome, state=state, done=done, last=self.facts.epoch))
 
 
-def misfit(plan: MigrationPlan, facts: Facts, tables: Mapping[str, RoutingTable], due: bool = False) -> str:
-    """Why a plan cannot be carried out on these tables; empty if it can. Once it is `due`, its start is past."""
+def misfit(plan: MigrationPlan, facts: Facts, tables: Mapping[str, RoutingTable]) -> str:
+    """Why a plan cannot be one for this query; empty if it can."""
     if plan.store != facts.store:
-        return f"the plan was made for another query (store id {plan.store}, this is {facts.store})"
+        return f"the plan was made for another query (store id {plan.store[:40]}, this is {facts.store})"
     if not plan.rounds:
         return "the plan moves nothing"
-    unknown = sorted(set(plan.versions) - set(tables))
+    unknown = sorted({*plan.versions, *plan.bin_bits} - set(tables))
     if unknown:
         return f"no step {unknown[0]!r}; the query has {', '.join(sorted(tables))}"
+    if plan.gap < 0:
+        return f"gap={plan.gap}: give 0 or more epochs"
+    for step, bits in plan.bin_bits.items():
+        if step not in plan.versions:
+            return f"it changes the bins of step {step!r}, whose version the plan does not give"
+        if not 0 <= bits <= MAX_BIN_BITS:
+            return f"it gives step {step!r} 2**{bits} bins: give between 1 and 2**{MAX_BIN_BITS}"
+    if plan.start.event_time is not None and facts.epoch > 0 and not set(plan.versions) & set(facts.watermarks):
+        return f"it starts at an event time, and no step of {', '.join(sorted(plan.versions))} has event time"
+    return ""
+
+
+def _past(plan: MigrationPlan, facts: Facts, sent_ms: int) -> str:
+    """Which start is over as the plan is heard. A wall time may have passed while the command was on its way."""
+    start = plan.start
+    if start.epoch is not None and start.epoch < facts.epoch:
+        return f"the plan starts at epoch {start.epoch}, which is past: the next one is {facts.epoch}"
+    if start.clock_ms is not None and start.clock_ms < min(facts.clock_ms, sent_ms or facts.clock_ms):
+        return f"the plan starts {(facts.clock_ms - start.clock_ms) / 1000:,.1f} s in the past"
+    if start.event_time is not None and _watermark(plan, facts) >= start.event_time:
+        behind = (_watermark(plan, facts) - start.event_time) / 10**6
+        return f"the plan starts at an event time that is past: the watermark is {behind:,.1f} s beyond it"
+    return ""
+
+
+def _watermark(plan: MigrationPlan, facts: Facts) -> int:
+    """The least of the steps that a plan touches."""
+    return min((facts.watermarks[step] for step in plan.versions if step in facts.watermarks), default=-(2**63))
+
+
+def staleness(plan: MigrationPlan, tables: Mapping[str, RoutingTable]) -> str:
+    """Which routing version a plan was not made for; empty if it was made for these (G8)."""
     for step, version in plan.versions.items():
         if tables[step].version != version:
             return (
                 f"the plan is stale: it was made for routing version {version} of step {step!r}, "
                 f"found {tables[step].version}; plan again"
             )
-    if plan.gap < 0:
-        return f"gap={plan.gap}: give 0 or more epochs"
-    start = plan.start
-    if not due and start.epoch is not None and start.epoch < facts.epoch:
-        return f"the plan starts at epoch {start.epoch}, which is past: the next one is {facts.epoch}"
-    return _broken(plan, tables)
+    return ""
 
 
 def _broken(plan: MigrationPlan, tables: Mapping[str, RoutingTable]) -> str:
     """What is wrong with the moves themselves, round by round."""
-    owners = {step: tables[step] for step in plan.versions}
-    for number, moves in enumerate(plan.rounds):
-        taken: dict[str, list[Range]] = {}
-        for move in moves:
-            if move.step not in owners:
+    count = max(table.slot_count for table in tables.values())
+    most = count + sum(map(len, plan.rounds))
+    moves: dict[str, list[tuple[int, Move]]] = {step: [] for step in plan.versions}
+    for number, together in enumerate(plan.rounds):
+        for move in together:
+            if move.step not in moves:
                 return f"round {number} moves a range of step {move.step!r}, whose version the plan does not give"
-            if move.target < 0:
-                return f"round {number} moves {move.range} to slot {move.target}, which cannot be"
-            taken.setdefault(move.step, []).append(move.range)
-        for step, ranges in taken.items():
-            ordered = sorted(ranges)
-            for one, other in pairwise(ordered):
-                if one.overlap(other):
-                    return f"round {number} moves {one} and {other} of step {step!r}, which overlap"
-        for move in moves:
-            table = owners[move.step]
-            if table.owners_of(move.range) != {move.origin}:
-                found = ", ".join(str(slot) for slot in sorted(table.owners_of(move.range)))
-                return (
-                    f"round {number} takes {move.range} of step {move.step!r} from slot {move.origin}: it is at {found}"
-                )
-        owners.update(plan.after(owners, number))
+            if not 0 <= move.target < most:
+                return f"round {number} moves {move.range} to slot {move.target}, which cannot be: there are {count}"
+            moves[move.step].append((number, move))
+    return next(filter(None, (_misplaced(step, tables[step], found) for step, found in moves.items())), "")
+
+
+def _misplaced(step: str, table: RoutingTable, moves: Sequence[tuple[int, Move]]) -> str:
+    """Which range of a step is not where a move takes it from, or moves twice in a round.
+
+    The key space is cut once, at every edge of the table and of the moves: a plan may have a round for each bin.
+    """
+    firsts = np.array([move.range.first for _, move in moves], np.uint64)
+    lasts = np.array([move.range.last for _, move in moves], np.uint64)
+    ends = lasts[lasts < np.uint64(LAST)] + np.uint64(1)
+    points = np.unique(np.concatenate([np.array(table.firsts, np.uint64), firsts, ends]))
+    owners, moved_in = table.lookup(points).copy(), np.full(len(points), -1)
+    froms, untils = np.searchsorted(points, firsts), np.searchsorted(points, lasts, side="right")
+    for (number, move), begin, end in zip(moves, froms.tolist(), untils.tolist(), strict=True):
+        if (moved_in[begin:end] == number).any():
+            return f"round {number} moves {move.range} of step {step!r}, which overlaps another of its ranges"
+        found = owners[begin:end]
+        if (found != move.origin).any():
+            where = ", ".join(map(str, np.unique(found).tolist()[:8]))
+            return f"round {number} takes {move.range} of step {step!r} from slot {move.origin}: it is at {where}"
+        owners[begin:end], moved_in[begin:end] = move.target, number
     return ""

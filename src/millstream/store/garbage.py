@@ -2,8 +2,9 @@
 
 Rules
 -----
-- Deletes only what the journal released (G3), the journal's own entries only behind a snapshot, and what was being
-  written by a process that died.
+- Deletes only what the journal released (G3), the journal's own entries only behind a snapshot, commands only once
+  they are over, and what was being written by a process that died.
+- The last command that was heard stays: whoever looks at the control log alone sees which number comes next.
 - Runs beside the epochs, never inside one, and may stop or fail at any point: the next run finds the rest.
 """
 
@@ -14,6 +15,7 @@ from collections.abc import Collection
 from millstream.protocol.epochs import History
 from millstream.protocol.retention import needed_productions, needed_segments, settled
 from millstream.store import names
+from millstream.store.journal import KEEP_S
 from millstream.store.objects import STAGING, ObjectStore
 
 ABANDONED_S = 3600.0
@@ -36,6 +38,18 @@ def unneeded(store: ObjectStore, history: History, live: Collection[int]) -> lis
             if settled(history, maker.generation, maker.kind, maker.epoch, maker.number, live):
                 found.append(item.name)
     return found
+
+
+def old_commands(store: ObjectStore, history: History) -> list[str]:
+    """The commands that are over, and that every sender knows by now to have been heard."""
+    return [
+        item.name
+        for item in store.list(names.CONTROL)
+        if (number := names.command_number(item.name)) is not None
+        and number < history.control - 1
+        and (number not in history.outcomes or history.outcomes[number].over)
+        and item.age_s > KEEP_S
+    ]
 
 
 def clear_staging(store: ObjectStore) -> None:

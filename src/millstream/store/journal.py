@@ -10,6 +10,7 @@ Rules
 - A snapshot is the sum of all entries up to one that names it. It only saves reading: it counts only because that
   entry names it and its digest. One is made every `SNAPSHOT_EVERY` entries, whatever they are, between two attempts:
   a driver that fails at every start must not make the next start slower without end.
+- Whoever only looks goes on from where it was, and begins again if it has not looked for `LOOK_AGAIN_S`.
 - Old entries are deleted behind a snapshot, so a driver that slept could find "its" number free again. Therefore a
   driver whose last look is older than `LOOK_AGAIN_S` lists the journal after it has written: if there is anything
   beyond its entry, it has been fenced and its entry counts for nobody. Entries are kept at least `KEEP_S` after
@@ -22,7 +23,7 @@ import os
 import secrets
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -64,35 +65,55 @@ class Envelope:
     body: Any
 
 
-class Journal:
-    """The journal as one driver sees and writes it.
+class JournalReader:
+    """The journal as one sees it who only looks. `told` is called with each entry that is read, in order.
 
     >>> from millstream.store.objects import open_store
-    >>> journal = Journal.open(open_store("memory://"))
-    >>> journal.claim()
-    >>> journal.history.generation
-    1
+    >>> store = open_store("memory://")
+    >>> driver = Journal.open(store)
+    >>> driver.claim()
+    >>> reader = JournalReader.look(store)
+    >>> driver.claim()
+    >>> reader.follow()
+    >>> reader.history.generation
+    2
     """
 
-    def __init__(self, store: ObjectStore) -> None:
-        self.store = store
+    def __init__(self, store: ObjectStore, told: Callable[[Envelope], None] = lambda envelope: None) -> None:
+        self.store, self._told = store, told
         self.store_id = ""
+        self._forget()
+        self._looked_at = _clock()
+
+    def _forget(self) -> None:
         self.history = History()
         self.next_number = 0
         self._previous = ""
         self._snapshot_at = -1
-        self._generation = Generation(0)
-        self._looked_at = _clock()
-
-    # -- reading
 
     @classmethod
-    def open(cls, store: ObjectStore) -> Journal:
-        """Reads the journal of a store, making the store if it is empty. Claims nothing."""
-        journal = cls(store)
-        journal.store_id = check_format(store)
-        journal._read()
-        return journal
+    def look(cls, store: ObjectStore, told: Callable[[Envelope], None] = lambda envelope: None) -> JournalReader:
+        """Reads the journal of a store that has one. Writes nothing, whatever it finds."""
+        reader = cls(store, told)
+        found = stored_format(store)
+        if found is not None:
+            reader.store_id = found
+            reader._read()
+        if reader.next_number == 0:
+            raise UserError(f"there is no query in the store {store.uri}: none was ever started there")
+        return reader
+
+    def follow(self) -> None:
+        """Reads what was written since. One who has not looked for a while may have missed that entries were deleted,
+        and begins again."""
+        began = _clock()
+        if began - self._looked_at > LOOK_AGAIN_S:
+            self._forget()
+            self._read()
+        else:
+            while (data := self.store.get(names.journal_entry(self.next_number))) is not None:
+                self._advance(*self._decoded(self.next_number, data))
+        self._looked_at = began
 
     def _read(self, until: Epoch | None = None) -> None:
         """Reads on from the newest fitting snapshot, to the end or to the commit of epoch `until`."""
@@ -109,6 +130,7 @@ class Journal:
             if until is None or envelope.epoch <= until:
                 self.history = read_snapshot(self.store, envelope.snapshot or "")
                 self.next_number, self._previous, self._snapshot_at = envelope.number + 1, digest, envelope.number
+                self._told(envelope)
                 return
         if numbers and 0 not in numbers:
             raise DamagedObject(names.journal_entry(0), "nothing", "the first journal entry, or a snapshot beyond it")
@@ -129,6 +151,10 @@ class Journal:
         data = self.store.get(name)
         if data is None:
             raise DamagedObject(name, "nothing", "a journal entry: later ones exist")
+        return self._decoded(number, data, chained)
+
+    def _decoded(self, number: int, data: memoryview, chained: bool = True) -> tuple[Envelope, str]:
+        name = names.journal_entry(number)
         envelope, digest = decode_entry(name, bytes(data))
         if envelope.number != number:
             raise DamagedObject(name, f"entry {envelope.number}", f"entry {number}")
@@ -141,6 +167,30 @@ class Journal:
         self.next_number, self._previous = envelope.number + 1, digest
         if envelope.snapshot:
             self._snapshot_at = envelope.number
+        self._told(envelope)
+
+
+class Journal(JournalReader):
+    """The journal as one driver sees and writes it.
+
+    >>> from millstream.store.objects import open_store
+    >>> journal = Journal.open(open_store("memory://"))
+    >>> journal.claim()
+    >>> journal.history.generation
+    1
+    """
+
+    def __init__(self, store: ObjectStore) -> None:
+        super().__init__(store)
+        self._generation = Generation(0)
+
+    @classmethod
+    def open(cls, store: ObjectStore) -> Journal:
+        """Reads the journal of a store, making the store if it is empty. Claims nothing."""
+        journal = cls(store)
+        journal.store_id = check_format(store)
+        journal._read()
+        return journal
 
     # -- writing
 
@@ -153,7 +203,7 @@ class Journal:
                 self.append(Claim(generation, f"{socket.gethostname()}:{os.getpid()}"))
                 return
             except Fenced:  # another driver claimed at the same moment: read on and claim above it
-                self.history, self.next_number, self._previous, self._snapshot_at = History(), 0, "", -1
+                self._forget()
                 self._read()
         raise ConflictError(f"could not claim the store {self.store.uri}: other drivers keep claiming it")
 
@@ -244,13 +294,21 @@ class Journal:
 
 def check_format(store: ObjectStore) -> str:
     """Writes format version and id into an empty store; refuses a store of another version. Returns the id."""
-    found = store.get(names.FORMAT)
+    found = stored_format(store)
     if found is None:
         if any(True for _ in store.list(names.JOURNAL)):
             raise DamagedObject(names.FORMAT, "nothing", "the format version of a store with a journal")
         fresh = {"millstream": FORMAT_VERSION, "id": secrets.token_hex(8)}
         store.create(names.FORMAT, msgspec.json.encode(fresh) + b"\n")
-        found = store.get(names.FORMAT) or memoryview(b"")
+        found = stored_format(store)
+    return found or ""
+
+
+def stored_format(store: ObjectStore) -> str | None:
+    """The id of a store, or None if it has no format yet; refuses one of another version."""
+    found = store.get(names.FORMAT)
+    if found is None:
+        return None
     try:
         decoded = msgspec.json.decode(bytes(found))
         version, store_id = decoded["millstream"], str(decoded.get("id", ""))
@@ -266,7 +324,7 @@ def check_format(store: ObjectStore) -> str:
 
 def history_at(store: ObjectStore, epoch: Epoch) -> History:
     """The history as of a retained epoch, read from the journal."""
-    reader = Journal(store)
+    reader = JournalReader(store)
     reader._read(until=epoch)
     return reader.history
 

@@ -27,6 +27,7 @@ STRONG = "strong/"
 CONTROL = "control/"
 GUARD = "control-guard"
 
+_COMMAND = re.compile(rf"{CONTROL}([0-9]{{20}})")
 _MADE_BY = re.compile(r"g(\d+)-e(\d+)-(a|c)(\d+)-")
 
 
@@ -52,6 +53,12 @@ def entry_number(name: str) -> int:
 
 def command(number: int) -> str:
     return f"{CONTROL}{number:020d}"
+
+
+def command_number(name: str) -> int | None:
+    """The number of a command, or None if the name is not one of ours."""
+    found = _COMMAND.fullmatch(name)
+    return int(found[1]) if found else None
 
 
 def snapshot(number: int) -> str:

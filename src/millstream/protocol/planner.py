@@ -1,0 +1,604 @@
+"""The planner: from where state lies to a migration plan that puts it elsewhere. Pure functions of a `Layout`.
+
+Rules
+-----
+- A plan is made in bins. Steps with the same routing table move together: a bin of a plan is a bin of all of them, and
+  counts as one for the strategy. Where tables differ, the steps that make the same move make it in the same round.
+- A table may be cut inside a bin (a range was moved by hand, or the number of bins was lowered). Each part of a bin
+  with an owner of its own then counts as a bin. A rescale makes such bins whole: each goes to who owns most of it.
+- No bin moves twice, and none that can stay moves. A plan for a table that is as asked already has no rounds.
+- Steps with more than 2^20 bins are planned in 2^20 ranges of equal width, except where bins or ranges are named.
+- Sizes are estimates: within a segment, bytes go with width.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+
+import numpy as np
+import numpy.typing as npt
+
+from millstream.errors import UserError
+from millstream.protocol.keyspace import LAST, Hashes, Range, width
+from millstream.protocol.manifest import Manifest
+from millstream.protocol.migration import AT_ONCE, MigrationPlan, Move, Start
+from millstream.protocol.routing import RoutingTable, Slot
+from millstream.protocol.strategies import Batched, Numbers, Strategy
+
+FINEST_BITS = 20
+DEFAULT = Batched(64)
+TOLERANCE = 0.05
+Steps = str | Sequence[str] | None
+"""One step, several, or all."""
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """Where the state of a query lies: what plans are made from.
+
+    `placement` says which slots each worker has; `fetch_limit` is the rate at which a slot fetches what it does not
+    hold, in bytes per second, or 0 if that is not known.
+    """
+
+    store: str
+    tables: Mapping[str, RoutingTable]
+    manifest: Manifest = field(default_factory=Manifest)
+    placement: Mapping[str, Collection[int]] = field(default_factory=dict)
+    fetch_limit: int = 0
+
+    @property
+    def owners(self) -> set[int]:
+        """The slots that own something of some step."""
+        return {slot for table in self.tables.values() for slot in table.slots}
+
+    @property
+    def slots(self) -> set[int]:
+        """The slots that there are: up to the highest that owns something, and those that workers have."""
+        placed = {int(slot) for slots in self.placement.values() for slot in slots}
+        return placed | set(range(max(self.owners) + 1))
+
+
+# -- the verbs --------------------------------------------------------------------------------------------------------
+
+
+def plan_rescale(
+    layout: Layout, slots: int, *, steps: Steps = None, strategy: Strategy = DEFAULT, at: Start = AT_ONCE
+) -> MigrationPlan:
+    """To the slots 0 to `slots - 1`, each with the same number of bins, or one more; as few bins move as possible.
+
+    >>> layout = Layout("s", {"count": RoutingTable.even(2, 12)})
+    >>> print(plan_rescale(layout, 4, strategy=Batched(512)))
+    rescale by Batched(512), from routing version 0 of 'count'
+      slot 0 -> slot 2: 1,024 bins, 0 B
+      slot 1 -> slot 3: 1,024 bins, 0 B
+      in all: 2,048 bins, 0 B, in 4 rounds over 4 epochs
+      at most: 512 bins, 0 B in a round; 256 bins, 0 B of them to one slot
+      starts at once
+    """
+    _whole("slots", slots, 1)
+    found = _groups(layout, steps)
+    for cells in found:
+        if slots > 1 << cells.bits:
+            raise UserError(
+                f"slots={slots}: step {cells.steps[0]!r} has {1 << cells.bits} bins, and a slot needs one at least; "
+                f"give at most {1 << cells.bits} slots, or plan more bins first"
+            )
+    wanted = [(cells, _rescaled(cells, slots)) for cells in found]
+    return _plan(layout, "rescale", wanted, strategy, at)
+
+
+def plan_move(
+    layout: Layout,
+    *,
+    to: int | Sequence[int],
+    bins: int | Sequence[int] | None = None,
+    ranges: Range | Sequence[Range] | None = None,
+    slots: int | Sequence[int] | None = None,
+    share: float = 1.0,
+    steps: Steps = None,
+    strategy: Strategy = DEFAULT,
+    at: Start = AT_ONCE,
+) -> MigrationPlan:
+    """What is named goes to the slot `to`; if that is several slots, to each the same number of neighbouring bins.
+
+    Name bins by their numbers, or ranges of the key space, or slots and the `share` of the bins of each.
+
+    >>> layout = Layout("s", {"count": RoutingTable.even(4, 12)})
+    >>> moves = plan_move(layout, slots=[0, 1], share=0.5, to=[2, 3]).rounds[0]
+    >>> [(move.origin, move.target) for move in moves]
+    [(0, 2), (1, 3)]
+    """
+    targets = _listed("to", to)
+    _known_slots(layout, targets, "to")
+    if [bins, ranges, slots].count(None) != 2:
+        raise UserError("a move takes exactly one of bins=, ranges= and slots=")
+    if slots is not None:
+        chosen = _shares(layout, _groups(layout, steps), _listed("slots", slots), share)
+    elif ranges is not None:
+        chosen = _within(layout, steps, [ranges] if isinstance(ranges, Range) else list(ranges))
+    else:
+        assert bins is not None
+        chosen = _numbered(layout, steps, _listed("bins", bins))
+    wanted = []
+    for cells, picked in chosen:
+        final = cells.owners.copy()
+        final[picked] = np.array(targets, np.int64)[np.arange(len(picked)) * len(targets) // max(1, len(picked))]
+        wanted.append((cells, final))
+    if all((final == cells.owners).all() for cells, final in wanted):
+        raise UserError(f"all that is to move is at slot {_list(targets)} already; give another slot")
+    return _plan(layout, "move", wanted, strategy, at)
+
+
+def plan_drain(
+    layout: Layout, worker: str, *, steps: Steps = None, strategy: Strategy = DEFAULT, at: Start = AT_ONCE
+) -> MigrationPlan:
+    """Everything that the slots of a worker own goes to those of the others, so that these end up even.
+
+    Even in bytes, or if there is no state yet, in width.
+    """
+    if worker not in layout.placement:
+        raise UserError(f"no worker {worker!r}; the query runs on {_list(sorted(layout.placement)) or 'none'}")
+    if len(layout.placement) == 1:
+        raise UserError(f"worker {worker!r} is the only one: add another, then drain it")
+    leaving = np.array(sorted(layout.placement[worker]), np.int64)
+    staying = sorted(layout.owners - set(leaving.tolist()))
+    found = _groups(layout, steps)
+    pool = _Pool(found)
+    gone = np.isin(pool.owners, leaving)
+    if gone.any() and not staying:
+        raise UserError(
+            f"worker {worker!r} has all slots, {_list(sorted(layout.owners))}: rescale to more slots, then drain it"
+        )
+    final = pool.owners.copy()
+    if gone.any():
+        final[gone] = np.array(staying)[_poured(pool.loads(max(layout.owners))[staying], pool.weights[gone])]
+    return _plan(layout, "drain", pool.split(final), strategy, at, drains=worker)
+
+
+def plan_balance(
+    layout: Layout,
+    *,
+    tolerance: float = TOLERANCE,
+    steps: Steps = None,
+    strategy: Strategy = DEFAULT,
+    at: Start = AT_ONCE,
+) -> MigrationPlan:
+    """Bins go from the slots with the most bytes to those with the least, until all are near the mean.
+
+    Near is within `tolerance` of it, as a share; a bin that is larger than that may be in the way. Only slots that own
+    something take part. If there is no state yet, widths are balanced.
+    """
+    if isinstance(tolerance, bool) or not isinstance(tolerance, int | float) or not 0 <= tolerance < 1:
+        raise UserError(f"tolerance={tolerance!r}: expected a share, from 0 to less than 1")
+    pool = _Pool(_groups(layout, steps))
+    return _plan(layout, "balance", pool.split(_balanced(pool, sorted(layout.owners), tolerance)), strategy, at)
+
+
+def plan_split(
+    layout: Layout,
+    slot: int,
+    into: int = 2,
+    *,
+    steps: Steps = None,
+    strategy: Strategy = DEFAULT,
+    at: Start = AT_ONCE,
+) -> MigrationPlan:
+    """The bins of a slot, in order, are cut into so many parts; it keeps the first, and new slots get the others.
+
+    The new slots are the lowest numbers that own nothing.
+    """
+    _known_slots(layout, [slot], "slot")
+    _whole("into", into, 2)
+    free = [number for number in range(len(layout.owners) + into) if number not in layout.owners][: into - 1]
+    parts = np.array([slot, *free], np.int64)
+    wanted = []
+    for cells, picked in _shares(layout, _groups(layout, steps), [slot], 1.0):
+        if 0 < len(picked) < into:
+            raise UserError(
+                f"into={into}: slot {slot} has {len(picked)} bins of step {cells.steps[0]!r}; "
+                f"give at most {len(picked)}, or plan more bins first"
+            )
+        final = cells.owners.copy()
+        final[picked] = parts[np.arange(len(picked)) * into // max(1, len(picked))]
+        wanted.append((cells, final))
+    return _plan(layout, "split", wanted, strategy, at)
+
+
+def plan_merge(
+    layout: Layout,
+    slot: int,
+    into: int,
+    *,
+    steps: Steps = None,
+    strategy: Strategy = DEFAULT,
+    at: Start = AT_ONCE,
+) -> MigrationPlan:
+    """All that a slot owns goes to another; the slot disappears."""
+    _known_slots(layout, [slot], "slot")
+    _known_slots(layout, [into], "into")
+    if slot == into:
+        raise UserError(f"slot {slot} cannot be merged into itself; give another slot")
+    wanted = []
+    for cells, picked in _shares(layout, _groups(layout, steps), [slot], 1.0):
+        final = cells.owners.copy()
+        final[picked] = into
+        wanted.append((cells, final))
+    return _plan(layout, "merge", wanted, strategy, at)
+
+
+def plan_bins(layout: Layout, bins: int, *, steps: Steps = None, at: Start = AT_ONCE) -> MigrationPlan:
+    """Changes the number of bins. Nothing moves: where a table is cut inside one of the new bins, it stays so, until a
+    rescale makes the bin whole.
+
+    >>> plan_bins(Layout("s", {"count": RoutingTable.even(4, 12)}), 256).bin_bits
+    {'count': 8}
+    """
+    _whole("bins", bins, 1)
+    if bins & (bins - 1) or bins > 1 << 32:
+        raise UserError(f"bins={bins}: expected a power of two up to 2**32")
+    names = _steps(layout, steps)
+    for name in names:
+        owners = len(set(layout.tables[name].slots))
+        if bins < owners:
+            raise UserError(f"bins={bins}: step {name!r} is on {owners} slots; rescale to at most {bins} slots first")
+    bits = {name: bins.bit_length() - 1 for name in names if layout.tables[name].bin_bits != bins.bit_length() - 1}
+    return MigrationPlan(
+        layout.store,
+        "bins",
+        {name: layout.tables[name].version for name in (bits or names)},
+        ((),) if bits else (),
+        start=at,
+        bin_bits=bits,
+    )
+
+
+# -- where state lies -------------------------------------------------------------------------------------------------
+
+
+def bytes_in(manifest: Manifest, step: str, firsts: Hashes) -> Numbers:
+    """The estimated bytes of a step's state in consecutive ranges: they begin at `firsts`, the last ends the space.
+
+    What the ranges have adds up to what they have together, to the byte.
+
+    >>> bytes_in(Manifest(), "count", np.array([0, 1 << 63], np.uint64))
+    array([0, 0])
+    """
+    begins: list[int] = []
+    ends: list[int] = []
+    densities: list[float] = []
+    for family, pieces in manifest.families.items():
+        if family.step == step:
+            for piece in pieces.values():
+                density = piece.segment.bytes / width(piece.segment.covers)
+                begins += [item.first for item in piece.ranges]
+                ends += [item.last for item in piece.ranges]
+                densities += [density] * len(piece.ranges)
+    if not begins:
+        return np.zeros(len(firsts), np.int64)
+    slopes = np.array(densities)
+    points = np.concatenate([np.array(begins, np.uint64).astype(float), np.array(ends, np.uint64).astype(float) + 1])
+    order = np.argsort(points, kind="stable")
+    points, slope = points[order], np.cumsum(np.concatenate([slopes, -slopes])[order])
+    below = np.concatenate([[0.0], np.cumsum(slope[:-1] * np.diff(points))])
+    edges = np.append(firsts.astype(float), float(LAST))
+    found: Numbers = np.diff(np.rint(np.interp(edges, points, below))).astype(np.int64)
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class _Cells:
+    """The bins of steps with the same table: for each its first and last point and its owner, in order.
+
+    Where the table is cut inside a bin, its parts. `bytes` has a row for each step.
+    """
+
+    steps: tuple[str, ...]
+    bits: int
+    firsts: Hashes
+    lasts: Hashes
+    owners: Numbers
+    bytes: npt.NDArray[np.int64]
+
+    @property
+    def widths(self) -> npt.NDArray[np.float64]:
+        return (self.lasts - self.firsts).astype(float) + 1
+
+
+def _steps(layout: Layout, steps: Steps) -> list[str]:
+    if not layout.tables:
+        raise UserError("the query has no step with state; there is nothing to move")
+    names = list(layout.tables) if steps is None else [steps] if isinstance(steps, str) else list(steps)
+    if not names:
+        raise UserError(f"no step was named; give some of {_list(sorted(layout.tables))}, or none for all")
+    for name in names:
+        if name not in layout.tables:
+            raise UserError(f"no step {name!r}; the query has {_list(sorted(layout.tables))}")
+    return list(dict.fromkeys(names))
+
+
+def _groups(layout: Layout, steps: Steps, cuts: Sequence[int] = ()) -> list[_Cells]:
+    """The bins of these steps, cut at these points too; one group for each table."""
+    grouped: dict[tuple[object, ...], list[str]] = {}
+    for name in _steps(layout, steps):
+        table = layout.tables[name]
+        grouped.setdefault((table.bin_bits, table.firsts, table.slots), []).append(name)
+    found = []
+    for names in grouped.values():
+        table = layout.tables[names[0]]
+        bits = min(table.bin_bits, FINEST_BITS)
+        grid = np.arange(1 << bits, dtype=np.uint64) << np.uint64(64 - bits) if bits else np.zeros(1, np.uint64)
+        extra = np.array([*table.firsts, *cuts], np.uint64)
+        firsts = np.union1d(grid, extra)
+        lasts = np.append(firsts[1:] - np.uint64(1), np.uint64(LAST))
+        sizes = np.stack([bytes_in(layout.manifest, name, firsts) for name in names])
+        found.append(_Cells(tuple(names), bits, firsts, lasts, table.lookup(firsts).astype(np.int64), sizes))
+    return found
+
+
+class _Pool:
+    """The bins of all groups together, with what each weighs: its bytes, or its width if there is no state at all."""
+
+    def __init__(self, groups: Sequence[_Cells]) -> None:
+        self.groups = groups
+        self.owners = np.concatenate([cells.owners for cells in groups])
+        self.weights = np.concatenate([cells.bytes.sum(axis=0) for cells in groups]).astype(float)
+        if not self.weights.any():
+            self.weights = np.concatenate([cells.widths for cells in groups]) / 2.0**64
+
+    def loads(self, last: int) -> npt.NDArray[np.float64]:
+        """What each slot up to the last one has."""
+        return np.bincount(self.owners, self.weights, last + 1).astype(float)
+
+    def split(self, final: Numbers) -> list[tuple[_Cells, Numbers]]:
+        """Owners of all bins, group by group."""
+        ends = np.cumsum([len(cells.owners) for cells in self.groups])[:-1]
+        return list(zip(self.groups, np.split(final, ends), strict=True))
+
+
+# -- what is to move --------------------------------------------------------------------------------------------------
+
+
+def _rescaled(cells: _Cells, slots: int) -> Numbers:
+    """The owners when each of these slots has the same number of bins, or one more, and few have moved."""
+    bins = 1 << cells.bits
+    bin_of = (
+        (cells.firsts >> np.uint64(64 - cells.bits)).astype(np.int64) if cells.bits else np.zeros_like(cells.owners)
+    )
+    owners = cells.owners
+    if len(owners) > bins:  # some are cut: who has most of each
+        order = np.lexsort((cells.owners, -cells.widths, bin_of))
+        owners = cells.owners[order[np.flatnonzero(np.diff(bin_of[order], prepend=-1))]]
+    counts = np.bincount(owners, minlength=slots)
+    quotas = np.zeros_like(counts)
+    quotas[:slots] = bins // slots
+    quotas[np.argsort(-counts[:slots], kind="stable")[: bins % slots]] += 1
+    giving = np.maximum(counts - quotas, 0)
+    order = np.argsort(owners, kind="stable")
+    left = np.cumsum(counts)[owners[order]] - np.arange(bins)  # how many bins its owner has from here on
+    final = owners.copy()
+    final[order[left <= giving[owners[order]]]] = np.repeat(np.arange(len(counts)), np.maximum(quotas - counts, 0))
+    return final[bin_of]
+
+
+def _poured(loads: npt.NDArray[np.float64], weights: npt.NDArray[np.float64]) -> Numbers:
+    """Which receiver gets each item, so that all end up level: each gets consecutive items, until it lacks nothing."""
+    ordered = np.sort(loads)
+    levels = (weights.sum() + np.cumsum(ordered)) / np.arange(1, len(loads) + 1)
+    lowest = int(np.flatnonzero(levels > ordered)[-1]) if (levels > ordered).any() else 0
+    lacks = np.maximum(levels[lowest] - loads, 0)
+    takers = np.flatnonzero(lacks > 0) if lacks.any() else np.arange(1)
+    middles = np.cumsum(weights) - weights / 2
+    at = np.searchsorted(np.cumsum(lacks[takers]), middles, side="right")
+    return takers[np.minimum(at, len(takers) - 1)]
+
+
+def _balanced(pool: _Pool, slots: Sequence[int], tolerance: float) -> Numbers:
+    """The owners after bins have gone from the heaviest slot to the lightest for as long as that helps."""
+    final = pool.owners.copy()
+    loads = pool.loads(max(slots)).tolist()
+    mean = sum(loads) / len(slots)
+    order = np.argsort(pool.owners, kind="stable")
+    begins = np.searchsorted(pool.owners[order], np.arange(max(slots) + 2))
+    held = {slot: order[begins[slot] : begins[slot + 1]] for slot in slots}
+    givers = [(-loads[slot], slot) for slot in slots if loads[slot] > mean]
+    takers = [(loads[slot], slot) for slot in slots if loads[slot] < mean]
+    heapq.heapify(givers)
+    heapq.heapify(takers)
+    while givers and takers:
+        giver, taker = givers[0][1], takers[0][1]
+        if loads[giver] <= mean * (1 + tolerance) and loads[taker] >= mean * (1 - tolerance):
+            break
+        run = _run(
+            pool.weights[held[giver]], loads[giver] - loads[taker], min(loads[giver], 2 * mean - loads[taker]) - mean
+        )
+        if not len(run):
+            heapq.heappop(givers)
+            continue
+        moved = held[giver][run]
+        held[giver] = np.delete(held[giver], run)
+        final[moved] = taker
+        weight = float(pool.weights[moved].sum())
+        loads[giver] -= weight
+        loads[taker] += weight
+        heapq.heapreplace(givers, (-loads[giver], giver))
+        heapq.heapreplace(takers, (loads[taker], taker))
+    return final
+
+
+def _run(weights: npt.NDArray[np.float64], difference: float, wanted: float) -> Numbers:
+    """The places of the items to give: the last ones, as long as they are no more than wanted.
+
+    If none is so small, the smallest one, if giving it makes the difference between giver and taker smaller.
+    """
+    small = np.flatnonzero((weights <= wanted) & (weights > 0))
+    if len(small):
+        backwards = small[::-1]
+        fits = int(np.searchsorted(np.cumsum(weights[backwards]), wanted, side="right"))
+        return backwards[: max(1, fits)]
+    some = np.flatnonzero((weights > 0) & (weights < difference))
+    return some[[int(np.argmin(weights[some]))]] if len(some) else some
+
+
+def _shares(
+    layout: Layout, groups: Sequence[_Cells], slots: Sequence[int], share: float
+) -> list[tuple[_Cells, Numbers]]:
+    """The last bins of each of these slots: so many that they are this share of its bins, and at least one."""
+    _known_slots(layout, slots, "slots")
+    if isinstance(share, bool) or not isinstance(share, int | float) or not 0 < share <= 1:
+        raise UserError(f"share={share!r}: expected more than 0, and at most 1")
+    found = []
+    for cells in groups:
+        owned = [np.flatnonzero(cells.owners == slot) for slot in dict.fromkeys(slots)]
+        found.append((cells, np.concatenate([bins[len(bins) - _count(len(bins), share) :] for bins in owned])))
+    if not any(len(picked) for _, picked in found):
+        raise UserError(f"slot {_list(slots)} owns nothing; what there is lies at {_list(sorted(layout.owners))}")
+    return found
+
+
+def _count(bins: int, share: float) -> int:
+    return min(bins, max(1, round(bins * share)))
+
+
+def _within(layout: Layout, steps: Steps, ranges: Sequence[Range]) -> list[tuple[_Cells, Numbers]]:
+    if not ranges or not all(isinstance(item, Range) for item in ranges):
+        raise UserError(f"ranges={ranges!r}: expected one Range or several")
+    ordered = sorted(ranges)
+    for one, other in pairwise(ordered):
+        if one.overlap(other):
+            raise UserError(f"the ranges {one} and {other} overlap; give each point once")
+    cuts = [item.first for item in ordered] + [item.last + 1 for item in ordered if item.last < LAST]
+    begins = np.array([item.first for item in ordered], np.uint64)
+    ends = np.array([item.last for item in ordered], np.uint64)
+    found = []
+    for cells in _groups(layout, steps, cuts):
+        inside = np.searchsorted(begins, cells.firsts, side="right") - 1
+        found.append((cells, np.flatnonzero((inside >= 0) & (cells.firsts <= ends[inside]))))
+    return found
+
+
+def _numbered(layout: Layout, steps: Steps, bins: Sequence[int]) -> list[tuple[_Cells, Numbers]]:
+    names = _steps(layout, steps)
+    if len(set(bins)) != len(bins):
+        twice = next(number for number in bins if list(bins).count(number) > 1)
+        raise UserError(f"bin {twice} is named twice; give each bin once")
+    found: list[tuple[_Cells, Numbers]] = []
+    for bits in dict.fromkeys(layout.tables[name].bin_bits for name in names):
+        same = [name for name in names if layout.tables[name].bin_bits == bits]
+        for number in bins:
+            if not 0 <= number < 1 << bits:
+                raise UserError(f"no bin {number}: step {same[0]!r} has {1 << bits}, numbered from 0")
+        size = 1 << (64 - bits)
+        found += _within(layout, same, [Range(number * size, number * size + size - 1) for number in bins])
+    return found
+
+
+# -- the plan ---------------------------------------------------------------------------------------------------------
+
+
+def _plan(
+    layout: Layout,
+    verb: str,
+    wanted: Sequence[tuple[_Cells, Numbers]],
+    strategy: Strategy,
+    start: Start,
+    drains: str = "",
+) -> MigrationPlan:
+    """The plan that gives every bin the owner that is wanted."""
+    if not isinstance(strategy, Strategy):
+        raise UserError(f"strategy={strategy!r}: expected AllAtOnce(), Fluid(), Batched(n) or Matched()")
+    moving = [(cells, final, np.flatnonzero(cells.owners != final)) for cells, final in wanted]
+    touched = [cells for cells, _, picked in moving if len(picked)] or [cells for cells, _ in wanted]
+    rounds: list[list[Move]] = [[]] if drains else []
+    if any(len(picked) for _, _, picked in moving):
+        firsts = np.concatenate([cells.firsts[picked] for cells, _, picked in moving])
+        lasts = np.concatenate([cells.lasts[picked] for cells, _, picked in moving])
+        origins = np.concatenate([cells.owners[picked] for cells, _, picked in moving])
+        targets = np.concatenate([final[picked] for _, final, picked in moving])
+        units, unit_of = _units(firsts, lasts, origins, targets)
+        numbers = strategy.rounds(origins[units], targets[units])[unit_of]
+        rounds = [[] for _ in range(int(numbers.max()) + 1)]
+        ends = np.cumsum([len(picked) for _, _, picked in moving])[:-1]
+        for (cells, final, picked), number in zip(moving, np.split(numbers, ends), strict=True):
+            _add_moves(rounds, cells, final, picked, number)
+    return MigrationPlan(
+        layout.store,
+        verb,
+        {name: layout.tables[name].version for cells in touched for name in cells.steps},
+        tuple(tuple(moves) for moves in rounds),
+        strategy.gap,
+        start,
+        str(strategy),
+        drains=drains,
+        fetch_limit=layout.fetch_limit,
+    )
+
+
+def _units(firsts: Hashes, lasts: Hashes, origins: Numbers, targets: Numbers) -> tuple[Numbers, Numbers]:
+    """Which moves stand for those that are the same in several steps, in the order of the key space; and for each move,
+    which of these it belongs to."""
+    order = np.lexsort((targets, origins, lasts, firsts))
+    new = np.zeros(len(order), bool)
+    new[0] = True
+    for column in (firsts, lasts, origins, targets):
+        new[1:] |= column[order][1:] != column[order][:-1]
+    unit_of = np.empty(len(order), np.int64)
+    unit_of[order] = np.cumsum(new) - 1
+    return order[new], unit_of
+
+
+def _add_moves(rounds: list[list[Move]], cells: _Cells, final: Numbers, picked: Numbers, numbers: Numbers) -> None:
+    """Adds the moves of these bins to their rounds; neighbours that go the same way in the same round are one move."""
+    if not len(picked):
+        return
+    order = np.argsort(numbers, kind="stable")
+    picked, numbers = picked[order], numbers[order]
+    origins, targets = cells.owners[picked], final[picked]
+    begins = np.ones(len(picked), bool)
+    begins[1:] = (np.diff(numbers) != 0) | (np.diff(picked) != 1) | (np.diff(origins) != 0) | (np.diff(targets) != 0)
+    heads = np.flatnonzero(begins)
+    counts = np.diff(np.append(heads, len(picked)))
+    sizes = np.add.reduceat(cells.bytes[:, picked], heads, axis=1).tolist()
+    columns = [
+        numbers[heads].tolist(),
+        cells.firsts[picked[heads]].tolist(),
+        cells.lasts[picked[heads + counts - 1]].tolist(),
+        origins[heads].tolist(),
+        targets[heads].tolist(),
+        counts.tolist(),
+    ]
+    for row, (number, first, last, origin, target, bins) in enumerate(zip(*columns, strict=True)):
+        span = Range(first, last)
+        for step, size in zip(cells.steps, sizes, strict=True):
+            rounds[number].append(Move(step, span, Slot(origin), Slot(target), size[row], bins))
+
+
+# -- arguments --------------------------------------------------------------------------------------------------------
+
+
+def _whole(name: str, value: object, least: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise UserError(f"{name}={value!r}: expected a whole number, {least} or more")
+
+
+def _listed(name: str, value: int | Sequence[int]) -> list[int]:
+    numbers = [value] if isinstance(value, int) else list(value)
+    for number in numbers:
+        _whole(name, number, 0)
+    if not numbers:
+        raise UserError(f"{name}= is empty; give one number or several")
+    return numbers
+
+
+def _known_slots(layout: Layout, slots: Sequence[int], name: str) -> None:
+    for slot in slots:
+        _whole(name, slot, 0)
+        if slot not in layout.slots:
+            raise UserError(f"no slot {slot}; the query has {_list(sorted(layout.slots))}")
+
+
+def _list(items: Sequence[object]) -> str:
+    shown = ", ".join(str(item) for item in items[:12])
+    return shown if len(items) <= 12 else f"{shown} and {len(items) - 12} more"
