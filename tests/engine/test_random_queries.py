@@ -1,4 +1,4 @@
-"""Random queries, records, late data, crashes and restarts, against a sequential oracle (G1, G2, G6, G7).
+"""Random queries, records, late data, crashes, restarts and commands, against a sequential oracle (G1, G2, G4-G8).
 
 `MILLSTREAM_SEED` is the first seed, `MILLSTREAM_QUERIES` how many queries are tried. A failure names its seed.
 """
@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from migrations import VERBS, Commander
 from millstream.engine.driver import MOMENTS
 from millstream.errors import StoreUnavailable
 from millstream.store.objects import open_store
@@ -53,15 +54,18 @@ class Life:
             map_tasks=rng.randint(1, 4),
             now=DAY,
             slots=rng.randint(1, 3),
+            bin_bits=rng.randint(2, 7),
             retain=rng.randint(1, 3),
             compaction_budget=1 << 20,
         )
         self.oracle, self.weather = Oracle(self.shape, DAY), Weather(rng)
+        self.commander = Commander(self.sim, rng)
         self.seen: Counter[str] = Counter()
 
     def run(self, epochs: int) -> None:
         timed = [source.name for source in self.shape.sources if source.timed]
         for _ in range(epochs):
+            self.commander.command()
             chance = self.rng.random()
             if chance < 0.1:
                 self.sim.restart(map_tasks=self.rng.randint(1, 4))
@@ -80,6 +84,8 @@ class Life:
             for name in states_of(step):
                 found = by_key(step, self.sim.state(step.name, name))
                 assert found == self.oracle.state(step.name, name), f"{step.name}.{name}"
+        self.commander.end()
+        self.seen += self.commander.seen
         self.seen.update(step.kind for step in self.shape.steps)
         self.seen.update(f"late={step.late}" for step in self.shape.steps)
         self.seen[f"depth {self.sim.graph.depth}"] += 1
@@ -159,6 +165,7 @@ class Life:
             if source.timed:
                 assert self.sim.watermark(source.name) == self.oracle.watermark(source.name), source.name
         self.seen[repr(crash)] += 1
+        self.commander.check()
 
 
 def test_any_query_with_any_records_and_crashes_is_that_of_a_sequential_run(
@@ -188,6 +195,8 @@ def test_any_query_with_any_records_and_crashes_is_that_of_a_sequential_run(
             "late=output",
             "late rows",
             "CRASH",
+            *(f"{verb} done" for verb in VERBS),
+            *("cancelled", "refused", "AllAtOnce", "Fluid", "Batched", "Matched"),
         ]
         assert [name for name in (*wanted, *(repr(CRASH.at(m)) for m in MOMENTS)) if seen[name] < 5] == []
 

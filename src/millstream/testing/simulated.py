@@ -38,8 +38,12 @@ from millstream.model.types import parse_schema
 from millstream.protocol.compaction import Job
 from millstream.protocol.epochs import Epoch, Output, Report
 from millstream.protocol.manifest import Edit
+from millstream.protocol.migration import MigrationPlan
 from millstream.protocol.placement import place
+from millstream.protocol.planner import Layout
+from millstream.protocol.steering import Cancel, Outcome
 from millstream.protocol.time import NO_TIME
+from millstream.store.control_log import ControlLog
 from millstream.store.journal import Journal, digest_of, history_at
 from millstream.store.merge import merge
 from millstream.store.names import Maker
@@ -61,9 +65,16 @@ class LocalSpec(Spec):
 class InProcess:
     """Runs every part of an epoch here and now."""
 
-    def __init__(self, spec: Spec, store: ObjectStore, map_tasks: int, crashes: Crashes | None = None) -> None:
+    def __init__(
+        self,
+        spec: Spec,
+        store: ObjectStore,
+        map_tasks: int,
+        crashes: Crashes | None = None,
+        workers: Callable[[], Sequence[str]] = lambda: ("0",),
+    ) -> None:
         self.spec, self.store, self.map_tasks, self.crashes = spec, store, map_tasks, crashes or Crashes()
-        self.workers: tuple[str, ...] = ("0",)
+        self._workers = workers
         self.placed: dict[int, str] = {}
 
     def execute(self, task: EpochTask, slots: Sequence[SlotTask], records: Any) -> tuple[list[Report], int]:
@@ -90,7 +101,7 @@ class InProcess:
         return [report for one in hosted for report in one.reports], len(producers)
 
     def place(self, slots: Sequence[int], avoid: Collection[str]) -> dict[int, str]:
-        self.placed = place(slots, self.workers, self.placed, avoid)
+        self.placed = place(slots, self._workers(), self.placed, avoid)
         return self.placed
 
     def compact(self, jobs: Sequence[tuple[Job, Maker, int]]) -> list[Edit]:
@@ -120,7 +131,8 @@ class Simulated:
 
     `schemas` gives the columns of each source. A `store` that is passed on to a second `Simulated` is a restart. `now`
     is where the clock starts. `observe` is called at each moment of an epoch, and may raise `Crash`. `options` are
-    `slots`, `bin_bits`, `retain` and `compaction_budget`. `background` does upkeep in a thread, as on Spark.
+    `slots`, `bin_bits`, `retain` and `compaction_budget`. `background` does upkeep in a thread, as on Spark. `workers`
+    are those that slots are placed on; change the attribute and they have come or gone.
     """
 
     def __init__(
@@ -132,12 +144,13 @@ class Simulated:
         map_tasks: int = 2,
         observe: Observer | None = None,
         background: bool = False,
+        workers: Sequence[str] = ("0", "1"),
         now: datetime = datetime(2026, 1, 1, tzinfo=UTC),
         **options: Any,
     ) -> None:
         self.now = now
         self.query, self.store = query, store if store is not None else open_store("memory://")
-        self.map_tasks = map_tasks
+        self.map_tasks, self.workers = map_tasks, tuple(workers)
         self._schemas = {name: parse_schema(ddl) for name, ddl in schemas.items()}
         self._stated: dict[str, int] = {}
         self._crashes = Crashes()
@@ -160,7 +173,7 @@ class Simulated:
             self.graph,
             Journal.open(self.store),
             {},
-            InProcess(spec, self.store, self.map_tasks, self._crashes),
+            InProcess(spec, self.store, self.map_tasks, self._crashes, lambda: self.workers),
             self,
             self._options,
             self._announced,
@@ -275,6 +288,26 @@ class Simulated:
     def pending(self, step: str) -> int:
         """How many timers of a step are pending, as `Status.timers` counts them: it errs upwards."""
         return pending_timers(self.graph, self.driver.journal.history).get(step, 0)
+
+    @property
+    def layout(self) -> Layout:
+        """Where the state lies, for `millstream.protocol.planner` to make plans from."""
+        history = self.driver.journal.history
+        return Layout(self.driver.journal.store_id, self.driver.tables, history.manifest, history.workers)
+
+    def apply(self, plan: MigrationPlan) -> int:
+        """Sends a plan as a command, which the next epochs carry out; its number."""
+        log = ControlLog(self.store, self._options.token)
+        return log.send(plan.verb, plan, self.driver.journal.history.control)
+
+    def cancel(self, number: int) -> int:
+        """Sends the command that ends another one; its number."""
+        log = ControlLog(self.store, self._options.token)
+        return log.send("cancel", Cancel(number), self.driver.journal.history.control)
+
+    def outcome(self, number: int) -> Outcome | None:
+        """What has become of a command; None if no epoch has heard it yet."""
+        return self.driver.journal.history.outcomes.get(number)
 
     def outputs(self, sink: str) -> list[tuple[Any, ...]]:
         """All productions that reached a sink, epoch by epoch."""
