@@ -1,4 +1,4 @@
-"""A query that runs: `status`, `wait_epoch`, `await_termination`, `stop`, `state`.
+"""A query that runs: `status`, `wait_epoch`, `await_termination`, `stop`, `state`, and the verbs that change it.
 
 Rules
 -----
@@ -28,11 +28,15 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 
-from millstream.engine.driver import Driver, EpochFacts
+from millstream.control.verbs import Verbs
+from millstream.engine.driver import Driver, EpochFacts, live_slots
 from millstream.engine.pending import pending_timers
 from millstream.errors import DamagedObject, Fenced, MillstreamError, UserError
 from millstream.model.times import moment
 from millstream.protocol.epochs import Epoch, History
+from millstream.protocol.migration import MigrationPlan
+from millstream.protocol.planner import Layout
+from millstream.protocol.steering import Cancel
 from millstream.spark.checkpoint import offsets_digest, query_id
 from millstream.spark.frames import state_frame
 from millstream.spark.session import prepared_session
@@ -61,6 +65,8 @@ class Status:
     """The last committed epoch; -1 before the first."""
     slots: int
     """How many slots host the state."""
+    workers: dict[str, tuple[int, ...]]
+    """The slots that were placed on each worker in the last committed epoch."""
     records: dict[str, int]
     """How many records each step had in the last epoch that this driver ran."""
     epoch_ms: float
@@ -105,7 +111,7 @@ class Status:
         return sum(self.records.values()) / self.epoch_ms * 1000 if self.epoch_ms else 0.0
 
 
-class RunningQuery:
+class RunningQuery(Verbs):
     """A started query. Made by `Query.start`.
 
     It runs until it is stopped, or fails; with the trigger available-now, until it has taken what is there. The last
@@ -238,13 +244,13 @@ class RunningQuery:
     def status(self) -> Status:
         """What is known now. Cheap; may be called as often as one likes."""
         history, last = self._driver.journal.history, self._driver.last
-        tables = self._driver.tables
         sizes = [segment.bytes for segment in history.manifest.segments()]
         return Status(
             self.name,
             self.active,
             history.epoch,
-            max(table.slot_count for table in tables.values()),
+            len(live_slots(self._driver.tables)),
+            dict(history.workers),
             dict(last.records) if last else {},
             last.duration_ms if last else 0.0,
             dict(last.parts_ms) if last else {},
@@ -345,6 +351,23 @@ class RunningQuery:
         return state_frame(self._spark, self._spec_bytes, chosen, name, history)
 
     # -- inside
+
+    def _look(self) -> History:
+        return self._driver.journal.history
+
+    def _layout(self, history: History) -> Layout:
+        return Layout(self._store_id(), history.tables, history.manifest, history.workers)
+
+    def _send(self, verb: str, ask: MigrationPlan | Cancel, history: History) -> int:
+        return self._driver.listener.log.send(verb, ask, history.control)
+
+    def _store_id(self) -> str:
+        return self._driver.journal.store_id
+
+    def _ended(self) -> str:
+        if self._stopping:
+            return f"the query {self.name!r} is being stopped"
+        return "" if self.active else f"the query {self.name!r} has ended"
 
     def _history_at(self, epoch: Epoch) -> History:
         try:

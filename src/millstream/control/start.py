@@ -73,6 +73,7 @@ class Query(QueryData):
         store_options: Mapping[str, str] | None = None,
         retain: int = 8,
         compaction_budget: int = DEFAULT_BUDGET,
+        token: str | None = None,
         observe: Observer | None = None,
     ) -> RunningQuery:
         """Starts the query on a store, or goes on where the store's last commit is. Everything is checked first.
@@ -85,9 +86,10 @@ class Query(QueryData):
         - `checkpoint`: where Spark keeps its own offsets; beside a local store by default.
         - `retain`: how many past epochs of state stay readable.
         - `compaction_budget`: how many bytes one compaction may read; more is quicker overall, less is smoother.
+        - `token`: guards the store: from then on, commands to the running query need it, and so does a restart.
         - `observe`: called with a moment (`planned`, `executed`, `committed`, `delivering`, `delivered`) and the epoch.
         """
-        options = _options(slots, bins, retain, compaction_budget)
+        options = _options(slots, bins, retain, compaction_budget, token)
         chosen = _trigger(trigger)
         check_session(spark)
         users = spark
@@ -107,6 +109,7 @@ class Query(QueryData):
         executor, deliverer = SparkExecutor(spark, packed), SparkDeliverer(spark, opened, packed)
         driver = Driver(graph, journal, spec.codes, executor, deliverer, options, observe)
         driver.check_graph()
+        driver.listener.log.guard()
         check_start(driver.journal.history, query_id(spark, place), last_finished(spark, place))
         _check_workers(spark, opened, packed)
         frame = unite(spark, list(frames.values()), named)
@@ -146,7 +149,7 @@ def _trigger(given: Mapping[str, Any] | None) -> dict[str, Any]:
     )
 
 
-def _options(slots: int, bins: int, retain: int, budget: int) -> Options:
+def _options(slots: int, bins: int, retain: int, budget: int, token: str | None) -> Options:
     if not isinstance(slots, int) or slots < 1:
         raise UserError(f"slots={slots!r}: give a whole number of at least 1")
     if not isinstance(bins, int) or bins < 1 or bins & (bins - 1) or bins > 1 << 32:
@@ -157,7 +160,9 @@ def _options(slots: int, bins: int, retain: int, budget: int) -> Options:
         raise UserError(f"retain={retain!r}: give at least 1; the state before the last epoch must stay readable")
     if budget < 1 << 20:
         raise UserError(f"compaction_budget={budget!r}: give at least 1 MiB (1048576)")
-    return Options(slots, bins.bit_length() - 1, retain, budget)
+    if token is not None and (not isinstance(token, str) or not token):
+        raise UserError("token: give a text that is not empty, or leave it out")
+    return Options(slots, bins.bit_length() - 1, retain, budget, token)
 
 
 def _open(uri: str, options: Mapping[str, str] | None) -> ObjectStore:
