@@ -16,7 +16,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
+from itertools import pairwise, repeat
 
 import numpy as np
 import numpy.typing as npt
@@ -75,7 +75,7 @@ def plan_rescale(
       slot 0 -> slot 2: 1,024 bins, 0 B
       slot 1 -> slot 3: 1,024 bins, 0 B
       in all: 2,048 bins, 0 B, in 4 rounds over 4 epochs
-      at most: 512 bins, 0 B in a round; 256 bins, 0 B of them to one slot
+      at most: 512 bins, 0 B in a round; 256 bins, 0 B to one slot in a round
       starts at once
     """
     _whole("slots", slots, 1)
@@ -451,8 +451,11 @@ def _shares(
         raise UserError(f"share={share!r}: expected more than 0, and at most 1")
     found = []
     for cells in groups:
-        owned = [np.flatnonzero(cells.owners == slot) for slot in dict.fromkeys(slots)]
-        found.append((cells, np.concatenate([bins[len(bins) - _count(len(bins), share) :] for bins in owned])))
+        order = np.argsort(cells.owners, kind="stable")
+        names = np.array(list(dict.fromkeys(slots)))
+        begins, ends = (np.searchsorted(cells.owners[order], names, side=side).tolist() for side in ("left", "right"))
+        kept = [order[end - _count(end - begin, share) : end] for begin, end in zip(begins, ends, strict=True)]
+        found.append((cells, np.concatenate(kept)))
     if not any(len(picked) for _, picked in found):
         raise UserError(f"slot {_list(slots)} owns nothing; what there is lies at {_list(sorted(layout.owners))}")
     return found
@@ -561,18 +564,13 @@ def _add_moves(rounds: list[list[Move]], cells: _Cells, final: Numbers, picked: 
     heads = np.flatnonzero(begins)
     counts = np.diff(np.append(heads, len(picked)))
     sizes = np.add.reduceat(cells.bytes[:, picked], heads, axis=1).tolist()
-    columns = [
-        numbers[heads].tolist(),
-        cells.firsts[picked[heads]].tolist(),
-        cells.lasts[picked[heads + counts - 1]].tolist(),
-        origins[heads].tolist(),
-        targets[heads].tolist(),
-        counts.tolist(),
-    ]
-    for row, (number, first, last, origin, target, bins) in enumerate(zip(*columns, strict=True)):
-        span = Range(first, last)
-        for step, size in zip(cells.steps, sizes, strict=True):
-            rounds[number].append(Move(step, span, Slot(origin), Slot(target), size[row], bins))
+    ranges = list(map(Range, cells.firsts[picked[heads]].tolist(), cells.lasts[picked[heads + counts - 1]].tolist()))
+    ways = [list(map(Slot, ends[heads].tolist())) for ends in (origins, targets)]
+    edges = np.searchsorted(numbers[heads], np.arange(len(rounds) + 1)).tolist()
+    for step, size in zip(cells.steps, sizes, strict=True):
+        moves = list(map(Move, repeat(step), ranges, *ways, size, counts.tolist()))
+        for number, (begin, end) in enumerate(pairwise(edges)):
+            rounds[number] += moves[begin:end]
 
 
 # -- arguments --------------------------------------------------------------------------------------------------------
@@ -593,10 +591,11 @@ def _listed(name: str, value: int | Sequence[int]) -> list[int]:
 
 
 def _known_slots(layout: Layout, slots: Sequence[int], name: str) -> None:
+    known = layout.slots
     for slot in slots:
         _whole(name, slot, 0)
-        if slot not in layout.slots:
-            raise UserError(f"no slot {slot}; the query has {_list(sorted(layout.slots))}")
+        if slot not in known:
+            raise UserError(f"no slot {slot}; the query has {_list(sorted(known))}")
 
 
 def _list(items: Sequence[object]) -> str:
