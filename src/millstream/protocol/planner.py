@@ -261,7 +261,8 @@ def plan_bins(layout: Layout, bins: int, *, steps: Steps = None, at: Start = AT_
 def bytes_in(manifest: Manifest, step: str, firsts: Hashes) -> Numbers:
     """The estimated bytes of a step's state in consecutive ranges: they begin at `firsts`, the last ends the space.
 
-    What the ranges have adds up to what they have together, to the byte.
+    What the ranges have adds up to what they have together, to the byte. Numbers are floats on the way, so that what a
+    few of the 2^64 points have is not known well.
 
     >>> bytes_in(Manifest(), "count", np.array([0, 1 << 63], np.uint64))
     array([0, 0])
@@ -523,9 +524,15 @@ def _plan(
         units, unit_of = _units(firsts, lasts, origins, targets)
         numbers = strategy.rounds(origins[units], targets[units])[unit_of]
         rounds = [[] for _ in range(int(numbers.max()) + 1)]
-        ends = np.cumsum([len(picked) for _, _, picked in moving])[:-1]
-        for (cells, final, picked), number in zip(moving, np.split(numbers, ends), strict=True):
-            _add_moves(rounds, cells, final, picked, number)
+        sizes = [len(picked) for _, _, picked in moving]
+        masks = np.repeat(2.0 ** (np.arange(len(moving)) % 52), sizes)
+        company = np.bincount(unit_of, masks)[unit_of]  # which groups make a move together
+        ends = np.cumsum(sizes)[:-1]
+        for (cells, final, picked), number, mates in zip(
+            moving, np.split(numbers, ends), np.split(company, ends), strict=True
+        ):
+            if len(picked):
+                _add_moves(rounds, cells, final, picked, number, mates)
     return MigrationPlan(
         layout.store,
         verb,
@@ -552,15 +559,24 @@ def _units(firsts: Hashes, lasts: Hashes, origins: Numbers, targets: Numbers) ->
     return order[new], unit_of
 
 
-def _add_moves(rounds: list[list[Move]], cells: _Cells, final: Numbers, picked: Numbers, numbers: Numbers) -> None:
-    """Adds the moves of these bins to their rounds; neighbours that go the same way in the same round are one move."""
-    if not len(picked):
-        return
+def _add_moves(
+    rounds: list[list[Move]],
+    cells: _Cells,
+    final: Numbers,
+    picked: Numbers,
+    numbers: Numbers,
+    company: npt.NDArray[np.float64],
+) -> None:
+    """Adds the moves of these bins to their rounds.
+
+    Neighbours that go the same way in the same round, with the same company, are one move.
+    """
     order = np.argsort(numbers, kind="stable")
     picked, numbers = picked[order], numbers[order]
     origins, targets = cells.owners[picked], final[picked]
-    begins = np.ones(len(picked), bool)
-    begins[1:] = (np.diff(numbers) != 0) | (np.diff(picked) != 1) | (np.diff(origins) != 0) | (np.diff(targets) != 0)
+    begins = np.diff(picked, prepend=-2) != 1
+    for column in (numbers, company[order], origins, targets):
+        begins[1:] |= column[1:] != column[:-1]
     heads = np.flatnonzero(begins)
     counts = np.diff(np.append(heads, len(picked)))
     sizes = np.add.reduceat(cells.bytes[:, picked], heads, axis=1).tolist()
