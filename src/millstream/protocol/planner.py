@@ -56,9 +56,8 @@ class Layout:
 
     @property
     def slots(self) -> set[int]:
-        """The slots that there are: up to the highest that owns something, and those that workers have."""
-        placed = {int(slot) for slots in self.placement.values() for slot in slots}
-        return placed | set(range(max(self.owners) + 1))
+        """The slots that something can move to: up to the highest that owns something."""
+        return set(range(max(self.owners, default=-1) + 1))
 
 
 # -- the verbs --------------------------------------------------------------------------------------------------------
@@ -526,7 +525,7 @@ def _plan(
         rounds = [[] for _ in range(int(numbers.max()) + 1)]
         sizes = [len(picked) for _, _, picked in moving]
         masks = np.repeat(2.0 ** (np.arange(len(moving)) % 52), sizes)
-        company = np.bincount(unit_of, masks)[unit_of]  # which groups make a move together
+        company = np.bincount(unit_of, masks).astype(np.int64)[unit_of]  # which groups make a move together
         ends = np.cumsum(sizes)[:-1]
         for (cells, final, picked), number, mates in zip(
             moving, np.split(numbers, ends), np.split(company, ends), strict=True
@@ -565,7 +564,7 @@ def _add_moves(
     final: Numbers,
     picked: Numbers,
     numbers: Numbers,
-    company: npt.NDArray[np.float64],
+    company: Numbers,
 ) -> None:
     """Adds the moves of these bins to their rounds.
 
