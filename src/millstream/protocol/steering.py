@@ -272,33 +272,37 @@ def _broken(plan: MigrationPlan, tables: Mapping[str, RoutingTable]) -> str:
     """What is wrong with the moves themselves, round by round."""
     count = max(table.slot_count for table in tables.values())
     most = count + sum(map(len, plan.rounds))
-    moves: dict[str, list[tuple[int, Move]]] = {step: [] for step in plan.versions}
+    moves: dict[str, list[Move]] = {step: [] for step in plan.versions}
+    numbers: dict[str, list[int]] = {step: [] for step in plan.versions}
     for number, together in enumerate(plan.rounds):
         for move in together:
             if move.step not in moves:
                 return f"round {number} moves a range of step {move.step!r}, whose version the plan does not give"
             if not 0 <= move.target < most:
                 return f"round {number} moves {move.range} to slot {move.target}, which cannot be: there are {count}"
-            moves[move.step].append((number, move))
-    return next(filter(None, (_misplaced(step, tables[step], found) for step, found in moves.items())), "")
+            moves[move.step].append(move)
+            numbers[move.step].append(number)
+    return next(filter(None, (_misplaced(step, tables[step], moves[step], numbers[step]) for step in moves)), "")
 
 
-def _misplaced(step: str, table: RoutingTable, moves: Sequence[tuple[int, Move]]) -> str:
+def _misplaced(step: str, table: RoutingTable, moves: Sequence[Move], rounds: Sequence[int]) -> str:
     """Which range of a step is not where a move takes it from, or moves twice in a round.
 
     In whole columns, because a plan may have a round for each bin, and an epoch waits for the answer. The key space is
     cut at every edge of the table and of the moves. What each piece goes through, round by round, must be a chain: it
     begins at the piece's owner, and every move takes it from where the one before has brought it.
     """
-    numbers = np.array([number for number, _ in moves], np.int64)
-    firsts = np.array([move.range.first for _, move in moves], np.uint64)
-    lasts = np.array([move.range.last for _, move in moves], np.uint64)
+    numbers = np.array(rounds, np.int64)
+    firsts = np.array([move.range.first for move in moves], np.uint64)
+    lasts = np.array([move.range.last for move in moves], np.uint64)
     order = np.lexsort((firsts, numbers))
     one, next_ = order[:-1], order[1:]
     clashes = next_[(numbers[one] == numbers[next_]) & (firsts[next_] <= lasts[one])]
     if len(clashes):
-        number, move = moves[clashes[0]]
-        return f"round {number} moves {move.range} of step {step!r}, which overlaps another of its ranges"
+        clash = int(clashes[0])
+        return (
+            f"round {rounds[clash]} moves {moves[clash].range} of step {step!r}, which overlaps another of its ranges"
+        )
     ends = lasts[lasts < np.uint64(LAST)] + np.uint64(1)
     points = np.unique(np.concatenate([np.array(table.firsts, np.uint64), firsts, ends]))
     froms = np.searchsorted(points, firsts)
@@ -311,12 +315,12 @@ def _misplaced(step: str, table: RoutingTable, moves: Sequence[tuple[int, Move]]
     mover, piece = mover[order], piece[order]
     found = table.lookup(points)[piece].astype(np.int64)
     again = np.flatnonzero(piece[1:] == piece[:-1])
-    found[again + 1] = np.array([move.target for _, move in moves], np.int64)[mover[again]]
-    origins = np.array([move.origin if 0 <= move.origin < 1 << 31 else -1 for _, move in moves], np.int64)
+    found[again + 1] = np.array([move.target for move in moves], np.int64)[mover[again]]
+    origins = np.array([move.origin if 0 <= move.origin < 1 << 31 else -1 for move in moves], np.int64)
     wrong = mover[found != origins[mover]]
     if not len(wrong):
         return ""
-    first = wrong[np.argmin(numbers[wrong])]
-    number, move = moves[first]
+    first = int(wrong[np.argmin(numbers[wrong])])
+    move = moves[first]
     where = ", ".join(map(str, np.unique(found[mover == first]).tolist()[:8]))
-    return f"round {number} takes {move.range} of step {step!r} from slot {move.origin}: it is at {where}"
+    return f"round {rounds[first]} takes {move.range} of step {step!r} from slot {move.origin}: it is at {where}"
