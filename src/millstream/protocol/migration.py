@@ -96,7 +96,7 @@ class MigrationPlan:
     @property
     def bins(self) -> int:
         """How many bins move. One that several steps move together counts once."""
-        return sum(tally.bins for moves in self.rounds for tally in _tallies(moves).values())
+        return sum(bins for bins, _ in _Sums(self).pairs.values())
 
     @property
     def epochs(self) -> int:
@@ -106,7 +106,7 @@ class MigrationPlan:
     @property
     def stall_bytes(self) -> int:
         """The most that one slot receives in one round: what the slowest epoch waits for."""
-        return max((_most_received(_tallies(moves)).bytes for moves in self.rounds), default=0)
+        return _Sums(self).to_one_slot[1]
 
     def expected_stall_s(self, bytes_per_second: float) -> float:
         """How long the slowest epoch waits, if nothing is at its target yet and each slot fetches at this rate."""
@@ -133,26 +133,20 @@ class MigrationPlan:
             yield self._beginning()
 
     def _moves(self) -> Iterator[str]:
-        pairs: dict[tuple[Slot, Slot], _Tally] = {}
-        round_most, slot_most = _Tally(), _Tally()
-        for moves in self.rounds:
-            tallies = _tallies(moves)
-            for pair, tally in tallies.items():
-                pairs[pair] = pairs.get(pair, _Tally()) + tally
-            round_most = max(round_most, sum(tallies.values(), _Tally()), key=_Tally.size)
-            slot_most = max(slot_most, _most_received(tallies), key=_Tally.size)
-        shown = sorted(pairs, key=lambda pair: (-pairs[pair].bytes, -pairs[pair].bins, pair))[:SHOWN]
+        sums = _Sums(self)
+        pairs = sums.pairs
+        shown = sorted(pairs, key=lambda pair: (-pairs[pair][1], -pairs[pair][0], pair))[:SHOWN]
         for origin, target in sorted(shown):
-            yield f"slot {origin} -> slot {target}: {pairs[origin, target]}"
+            yield f"slot {origin} -> slot {target}: {_load_text(*pairs[origin, target])}"
         if len(pairs) > SHOWN:
-            rest = sum((tally for pair, tally in pairs.items() if pair not in shown), _Tally())
-            yield f"{len(pairs) - SHOWN} other pairs of slots: {rest}"
-        yield f"in all: {sum(pairs.values(), _Tally())}, in {_count(len(self.rounds), 'round')} over " + _count(
-            self.epochs, "epoch"
-        )
-        yield f"at most: {round_most} in a round; {slot_most} of them to one slot"
+            rest = [pairs[pair] for pair in pairs.keys() - set(shown)]
+            yield f"{len(rest):,} other pairs of slots: {_load_text(*map(sum, zip(*rest, strict=True)))}"
+        total = _load_text(*map(sum, zip(*pairs.values(), strict=True)))
+        yield f"in all: {total}, in {_count(len(self.rounds), 'round')} over {_count(self.epochs, 'epoch')}"
+        one_slot = _load_text(*sums.to_one_slot)
+        yield f"at most: {_load_text(*sums.in_one_round)} in a round; {one_slot} to one slot in a round"
         if self.fetch_limit:
-            stall = slot_most.bytes / self.fetch_limit
+            stall = self.expected_stall_s(self.fetch_limit)
             yield f"expected stall: up to {stall:.3g} s in an epoch, at {size_text(self.fetch_limit)}/s for each slot"
 
     def _beginning(self) -> str:
@@ -166,41 +160,39 @@ class MigrationPlan:
         return "starts " + (" and ".join(due) or "at once")
 
 
-@dataclass(frozen=True, slots=True)
-class _Tally:
-    """Bins and bytes."""
+class _Sums:
+    """Loads, each a pair of bins and bytes: of each pair of slots, and the largest of a round and of a slot in a round.
 
-    bins: int = 0
-    bytes: int = 0
+    A bin that several steps move in one round counts once.
+    """
 
-    def __add__(self, other: _Tally) -> _Tally:
-        return _Tally(self.bins + other.bins, self.bytes + other.bytes)
-
-    def __str__(self) -> str:
-        return f"{_count(self.bins, 'bin')}, {size_text(self.bytes)}"
-
-    def size(self) -> tuple[int, int]:
-        return self.bytes, self.bins
-
-
-def _tallies(moves: Sequence[Move]) -> dict[tuple[Slot, Slot], _Tally]:
-    """What goes from each slot to each other; a bin that several steps move counts once."""
-    bins: dict[tuple[Slot, Slot, Range], int] = {}
-    sizes: dict[tuple[Slot, Slot], int] = {}
-    for move in moves:
-        bins[move.origin, move.target, move.range] = move.bins
-        sizes[move.origin, move.target] = sizes.get((move.origin, move.target), 0) + move.bytes
-    counts = dict.fromkeys(sizes, 0)
-    for (origin, target, _), count in bins.items():
-        counts[origin, target] += count
-    return {pair: _Tally(counts[pair], size) for pair, size in sizes.items()}
+    def __init__(self, plan: MigrationPlan) -> None:
+        self.pairs: dict[tuple[Slot, Slot], tuple[int, int]] = {}
+        self.in_one_round = self.to_one_slot = (0, 0)
+        for moves in plan.rounds:
+            counted: set[tuple[Slot, Slot, Range]] = set()
+            received: dict[Slot, tuple[int, int]] = {}
+            for move in moves:
+                way, what = (move.origin, move.target), (move.origin, move.target, move.range)
+                bins = 0 if what in counted else move.bins
+                counted.add(what)
+                before = self.pairs.get(way, (0, 0))
+                self.pairs[way] = (before[0] + bins, before[1] + move.bytes)
+                before = received.get(move.target, (0, 0))
+                received[move.target] = (before[0] + bins, before[1] + move.bytes)
+            loads = list(received.values())
+            if loads:
+                whole = (sum(bins for bins, _ in loads), sum(size for _, size in loads))
+                self.in_one_round = max(self.in_one_round, whole, key=_by_bytes)
+                self.to_one_slot = max(self.to_one_slot, *loads, key=_by_bytes)
 
 
-def _most_received(tallies: Mapping[tuple[Slot, Slot], _Tally]) -> _Tally:
-    received: dict[Slot, _Tally] = {}
-    for (_, target), tally in tallies.items():
-        received[target] = received.get(target, _Tally()) + tally
-    return max(received.values(), key=_Tally.size, default=_Tally())
+def _by_bytes(load: tuple[int, int]) -> tuple[int, int]:
+    return load[1], load[0]
+
+
+def _load_text(bins: int, size: int) -> str:
+    return f"{_count(bins, 'bin')}, {size_text(size)}"
 
 
 def size_text(size: float) -> str:

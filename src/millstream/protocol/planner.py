@@ -16,7 +16,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
+from itertools import pairwise, repeat
 
 import numpy as np
 import numpy.typing as npt
@@ -56,9 +56,8 @@ class Layout:
 
     @property
     def slots(self) -> set[int]:
-        """The slots that there are: up to the highest that owns something, and those that workers have."""
-        placed = {int(slot) for slots in self.placement.values() for slot in slots}
-        return placed | set(range(max(self.owners) + 1))
+        """The slots that something can move to: up to the highest that owns something."""
+        return set(range(max(self.owners, default=-1) + 1))
 
 
 # -- the verbs --------------------------------------------------------------------------------------------------------
@@ -75,7 +74,7 @@ def plan_rescale(
       slot 0 -> slot 2: 1,024 bins, 0 B
       slot 1 -> slot 3: 1,024 bins, 0 B
       in all: 2,048 bins, 0 B, in 4 rounds over 4 epochs
-      at most: 512 bins, 0 B in a round; 256 bins, 0 B of them to one slot
+      at most: 512 bins, 0 B in a round; 256 bins, 0 B to one slot in a round
       starts at once
     """
     _whole("slots", slots, 1)
@@ -261,7 +260,8 @@ def plan_bins(layout: Layout, bins: int, *, steps: Steps = None, at: Start = AT_
 def bytes_in(manifest: Manifest, step: str, firsts: Hashes) -> Numbers:
     """The estimated bytes of a step's state in consecutive ranges: they begin at `firsts`, the last ends the space.
 
-    What the ranges have adds up to what they have together, to the byte.
+    What the ranges have adds up to what they have together, to the byte. Numbers are floats on the way, so that what a
+    few of the 2^64 points have is not known well.
 
     >>> bytes_in(Manifest(), "count", np.array([0, 1 << 63], np.uint64))
     array([0, 0])
@@ -451,8 +451,11 @@ def _shares(
         raise UserError(f"share={share!r}: expected more than 0, and at most 1")
     found = []
     for cells in groups:
-        owned = [np.flatnonzero(cells.owners == slot) for slot in dict.fromkeys(slots)]
-        found.append((cells, np.concatenate([bins[len(bins) - _count(len(bins), share) :] for bins in owned])))
+        order = np.argsort(cells.owners, kind="stable")
+        names = np.array(list(dict.fromkeys(slots)))
+        begins, ends = (np.searchsorted(cells.owners[order], names, side=side).tolist() for side in ("left", "right"))
+        kept = [order[end - _count(end - begin, share) : end] for begin, end in zip(begins, ends, strict=True)]
+        found.append((cells, np.concatenate(kept)))
     if not any(len(picked) for _, picked in found):
         raise UserError(f"slot {_list(slots)} owns nothing; what there is lies at {_list(sorted(layout.owners))}")
     return found
@@ -520,9 +523,15 @@ def _plan(
         units, unit_of = _units(firsts, lasts, origins, targets)
         numbers = strategy.rounds(origins[units], targets[units])[unit_of]
         rounds = [[] for _ in range(int(numbers.max()) + 1)]
-        ends = np.cumsum([len(picked) for _, _, picked in moving])[:-1]
-        for (cells, final, picked), number in zip(moving, np.split(numbers, ends), strict=True):
-            _add_moves(rounds, cells, final, picked, number)
+        sizes = [len(picked) for _, _, picked in moving]
+        masks = np.repeat(2.0 ** (np.arange(len(moving)) % 52), sizes)
+        company = np.bincount(unit_of, masks).astype(np.int64)[unit_of]  # which groups make a move together
+        ends = np.cumsum(sizes)[:-1]
+        for (cells, final, picked), number, mates in zip(
+            moving, np.split(numbers, ends), np.split(company, ends), strict=True
+        ):
+            if len(picked):
+                _add_moves(rounds, cells, final, picked, number, mates)
     return MigrationPlan(
         layout.store,
         verb,
@@ -549,30 +558,34 @@ def _units(firsts: Hashes, lasts: Hashes, origins: Numbers, targets: Numbers) ->
     return order[new], unit_of
 
 
-def _add_moves(rounds: list[list[Move]], cells: _Cells, final: Numbers, picked: Numbers, numbers: Numbers) -> None:
-    """Adds the moves of these bins to their rounds; neighbours that go the same way in the same round are one move."""
-    if not len(picked):
-        return
+def _add_moves(
+    rounds: list[list[Move]],
+    cells: _Cells,
+    final: Numbers,
+    picked: Numbers,
+    numbers: Numbers,
+    company: Numbers,
+) -> None:
+    """Adds the moves of these bins to their rounds.
+
+    Neighbours that go the same way in the same round, with the same company, are one move.
+    """
     order = np.argsort(numbers, kind="stable")
     picked, numbers = picked[order], numbers[order]
     origins, targets = cells.owners[picked], final[picked]
-    begins = np.ones(len(picked), bool)
-    begins[1:] = (np.diff(numbers) != 0) | (np.diff(picked) != 1) | (np.diff(origins) != 0) | (np.diff(targets) != 0)
+    begins = np.diff(picked, prepend=-2) != 1
+    for column in (numbers, company[order], origins, targets):
+        begins[1:] |= column[1:] != column[:-1]
     heads = np.flatnonzero(begins)
     counts = np.diff(np.append(heads, len(picked)))
     sizes = np.add.reduceat(cells.bytes[:, picked], heads, axis=1).tolist()
-    columns = [
-        numbers[heads].tolist(),
-        cells.firsts[picked[heads]].tolist(),
-        cells.lasts[picked[heads + counts - 1]].tolist(),
-        origins[heads].tolist(),
-        targets[heads].tolist(),
-        counts.tolist(),
-    ]
-    for row, (number, first, last, origin, target, bins) in enumerate(zip(*columns, strict=True)):
-        span = Range(first, last)
-        for step, size in zip(cells.steps, sizes, strict=True):
-            rounds[number].append(Move(step, span, Slot(origin), Slot(target), size[row], bins))
+    ranges = list(map(Range, cells.firsts[picked[heads]].tolist(), cells.lasts[picked[heads + counts - 1]].tolist()))
+    ways = [list(map(Slot, ends[heads].tolist())) for ends in (origins, targets)]
+    edges = np.searchsorted(numbers[heads], np.arange(len(rounds) + 1)).tolist()
+    for step, size in zip(cells.steps, sizes, strict=True):
+        moves = list(map(Move, repeat(step), ranges, *ways, size, counts.tolist()))
+        for number, (begin, end) in enumerate(pairwise(edges)):
+            rounds[number] += moves[begin:end]
 
 
 # -- arguments --------------------------------------------------------------------------------------------------------
@@ -593,10 +606,11 @@ def _listed(name: str, value: int | Sequence[int]) -> list[int]:
 
 
 def _known_slots(layout: Layout, slots: Sequence[int], name: str) -> None:
+    known = layout.slots
     for slot in slots:
         _whole(name, slot, 0)
-        if slot not in layout.slots:
-            raise UserError(f"no slot {slot}; the query has {_list(sorted(layout.slots))}")
+        if slot not in known:
+            raise UserError(f"no slot {slot}; the query has {_list(sorted(known))}")
 
 
 def _list(items: Sequence[object]) -> str:

@@ -13,7 +13,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import pairwise
 from typing import NewType
 
 import numpy as np
@@ -43,9 +42,9 @@ class RoutingTable:
     def __post_init__(self) -> None:
         if not self.firsts or self.firsts[0] != 0 or len(self.firsts) != len(self.slots):
             raise InvariantViolation(f"routing table does not cover the key space: {self.firsts} -> {self.slots}")
-        if any(a >= b for a, b in pairwise(self.firsts)):
+        if (self._first_array[1:] <= self._first_array[:-1]).any():
             raise InvariantViolation(f"routing table is out of order: {self.firsts}")
-        if any(a == b for a, b in pairwise(self.slots)):
+        if (self._slot_array[1:] == self._slot_array[:-1]).any():
             raise InvariantViolation("routing table has neighbouring intervals of one slot")
 
     @classmethod
@@ -103,19 +102,17 @@ class RoutingTable:
     def assign(self, moves: Sequence[tuple[Range, Slot]], bin_bits: int | None = None) -> RoutingTable:
         """The next version, in which each of these disjoint ranges belongs to the slot beside it; perhaps with another
         number of bins."""
-        ordered = sorted(moves)
-        points = {*self.firsts, *(moved.first for moved, _ in ordered)}
-        points.update(moved.last + 1 for moved, _ in ordered if moved.last < LAST)
-        firsts = np.array(sorted(points), np.uint64)
-        owners = self.lookup(firsts).copy()
-        if ordered:
-            begins = np.array([moved.first for moved, _ in ordered], np.uint64)
-            ends = np.array([moved.last for moved, _ in ordered], np.uint64)
-            if (begins[1:] <= ends[:-1]).any():
-                raise InvariantViolation("moves of one round overlap")
+        begins = np.array([moved.first for moved, _ in moves], np.uint64)
+        order = np.argsort(begins)
+        begins, ends = begins[order], np.array([moved.last for moved, _ in moves], np.uint64)[order]
+        if (begins[1:] <= ends[:-1]).any():
+            raise InvariantViolation("moves of one round overlap")
+        firsts = np.unique(np.concatenate([self._first_array, begins, ends[ends < np.uint64(LAST)] + np.uint64(1)]))
+        owners = self.lookup(firsts)
+        if len(moves):
             inside = np.searchsorted(begins, firsts, side="right") - 1
             taken = (inside >= 0) & (firsts <= ends[inside])
-            owners[taken] = np.array([slot for _, slot in ordered], np.int32)[inside[taken]]
+            owners[taken] = np.array([slot for _, slot in moves], np.int32)[order][inside[taken]]
         kept = np.concatenate([[True], owners[1:] != owners[:-1]])
         return RoutingTable(
             RoutingVersion(self.version + 1),

@@ -32,6 +32,8 @@ STATES: dict[str, tuple[str, ...]] = {
     "cancelled": (),
 }
 MAX_BIN_BITS = 32
+MAX_PIECES = 1 << 22
+"""Of how many pieces the moves of a step may consist, all rounds together."""
 KEPT_OUTCOMES = 128
 """How many outcomes of commands that are over are remembered."""
 
@@ -270,34 +272,55 @@ def _broken(plan: MigrationPlan, tables: Mapping[str, RoutingTable]) -> str:
     """What is wrong with the moves themselves, round by round."""
     count = max(table.slot_count for table in tables.values())
     most = count + sum(map(len, plan.rounds))
-    moves: dict[str, list[tuple[int, Move]]] = {step: [] for step in plan.versions}
+    moves: dict[str, list[Move]] = {step: [] for step in plan.versions}
+    numbers: dict[str, list[int]] = {step: [] for step in plan.versions}
     for number, together in enumerate(plan.rounds):
         for move in together:
             if move.step not in moves:
                 return f"round {number} moves a range of step {move.step!r}, whose version the plan does not give"
             if not 0 <= move.target < most:
                 return f"round {number} moves {move.range} to slot {move.target}, which cannot be: there are {count}"
-            moves[move.step].append((number, move))
-    return next(filter(None, (_misplaced(step, tables[step], found) for step, found in moves.items())), "")
+            moves[move.step].append(move)
+            numbers[move.step].append(number)
+    return next(filter(None, (_misplaced(step, tables[step], moves[step], numbers[step]) for step in moves)), "")
 
 
-def _misplaced(step: str, table: RoutingTable, moves: Sequence[tuple[int, Move]]) -> str:
+def _misplaced(step: str, table: RoutingTable, moves: Sequence[Move], rounds: Sequence[int]) -> str:
     """Which range of a step is not where a move takes it from, or moves twice in a round.
 
-    The key space is cut once, at every edge of the table and of the moves: a plan may have a round for each bin.
+    In whole columns, because a plan may have a round for each bin, and an epoch waits for the answer. The key space is
+    cut at every edge of the table and of the moves. What each piece goes through, round by round, must be a chain: it
+    begins at the piece's owner, and every move takes it from where the one before has brought it.
     """
-    firsts = np.array([move.range.first for _, move in moves], np.uint64)
-    lasts = np.array([move.range.last for _, move in moves], np.uint64)
+    numbers = np.array(rounds, np.int64)
+    firsts = np.array([move.range.first for move in moves], np.uint64)
+    lasts = np.array([move.range.last for move in moves], np.uint64)
+    order = np.lexsort((firsts, numbers))
+    one, next_ = order[:-1], order[1:]
+    clashes = next_[(numbers[one] == numbers[next_]) & (firsts[next_] <= lasts[one])]
+    if len(clashes):
+        clash = int(clashes[0])
+        return (
+            f"round {rounds[clash]} moves {moves[clash].range} of step {step!r}, which overlaps another of its ranges"
+        )
     ends = lasts[lasts < np.uint64(LAST)] + np.uint64(1)
     points = np.unique(np.concatenate([np.array(table.firsts, np.uint64), firsts, ends]))
-    owners, moved_in = table.lookup(points).copy(), np.full(len(points), -1)
-    froms, untils = np.searchsorted(points, firsts), np.searchsorted(points, lasts, side="right")
-    for (number, move), begin, end in zip(moves, froms.tolist(), untils.tolist(), strict=True):
-        if (moved_in[begin:end] == number).any():
-            return f"round {number} moves {move.range} of step {step!r}, which overlaps another of its ranges"
-        found = owners[begin:end]
-        if (found != move.origin).any():
-            where = ", ".join(map(str, np.unique(found).tolist()[:8]))
-            return f"round {number} takes {move.range} of step {step!r} from slot {move.origin}: it is at {where}"
-        owners[begin:end], moved_in[begin:end] = move.target, number
-    return ""
+    froms = np.searchsorted(points, firsts)
+    counts = np.searchsorted(points, lasts, side="right") - froms
+    if counts.sum() > MAX_PIECES:
+        return f"it moves step {step!r} in {counts.sum()} pieces, more than {MAX_PIECES}: plan less at a time"
+    mover = np.repeat(np.arange(len(moves)), counts)
+    piece = np.arange(len(mover)) + np.repeat(froms - (np.cumsum(counts) - counts), counts)
+    order = np.lexsort((numbers[mover], piece))
+    mover, piece = mover[order], piece[order]
+    found = table.lookup(points)[piece].astype(np.int64)
+    again = np.flatnonzero(piece[1:] == piece[:-1])
+    found[again + 1] = np.array([move.target for move in moves], np.int64)[mover[again]]
+    origins = np.array([move.origin if 0 <= move.origin < 1 << 31 else -1 for move in moves], np.int64)
+    wrong = mover[found != origins[mover]]
+    if not len(wrong):
+        return ""
+    first = int(wrong[np.argmin(numbers[wrong])])
+    move = moves[first]
+    where = ", ".join(map(str, np.unique(found[mover == first]).tolist()[:8]))
+    return f"round {rounds[first]} takes {move.range} of step {step!r} from slot {move.origin}: it is at {where}"
