@@ -4,8 +4,8 @@ Rules
 -----
 - One half goes through the tests from the front, the other from the back; they meet wherever they meet. A test belongs
   to the half that makes its file in the folder they share, so each is run once, whatever the order.
-- What starts Spark in processes of its own comes first, then what uses this process's session, then what needs no
-  Spark. So the long ones are over when the halves meet, and most of the time only one half runs Spark.
+- What starts Spark in processes of its own comes first, then what uses this process's session, the slow ones first,
+  then what needs no Spark. So they meet among short tests, and most of the time only one of them runs Spark.
 """
 
 from __future__ import annotations
@@ -51,4 +51,6 @@ class Half:
 def weight(item: pytest.Item) -> int:
     if item.get_closest_marker("spark") is None:
         return 0
-    return 1 if "spark" in getattr(item, "fixturenames", ()) else 2
+    if "spark" not in getattr(item, "fixturenames", ()):
+        return 3
+    return 1 if item.get_closest_marker("slow") is None else 2
