@@ -27,8 +27,8 @@ setup: ## make .venv with the pinned requirements, and find or install Java
 demo: setup ## run the demonstration
 	@$(WITH_JAVA) millstream demo $(ARGS)
 
-test: setup ## run the tests; ARGS="-k foo" is passed on to pytest
-	@$(WITH_JAVA) pytest $(ARGS)
+test: setup ## run the tests in two processes; with ARGS="-k foo", pytest with these
+	@$(WITH_JAVA) python scripts/test.py $(ARGS)
 
 lint: ## check style, formatting and types
 	@scripts/setup.sh

@@ -14,6 +14,7 @@ from timers import at
 
 EVENTS = {"events": "k long, ts timestamp, v long"}
 Event = tuple[int, Any, int]
+GROUPS = 5  # enough for every one of two or three slots to have some
 
 
 class Scores(ms.Computation):
@@ -27,7 +28,7 @@ class Scores(ms.Computation):
     def on_record(self, row: Any, at: ms.At) -> Iterable[Any]:
         self.total.set(self.total.get() + row.v)
         self.silence.set(timedelta(seconds=10))
-        yield at.key % 3, at.key, row.v
+        yield at.key % GROUPS, at.key, row.v
 
     @silence.fires
     def close_it(self, at: ms.At) -> Iterable[Any]:
@@ -70,16 +71,24 @@ class Final(ms.Computation):
         yield ms.to("reminders", at.key, self.closes.get(at.payload))
 
 
-def three_levels(first: str = "weak", second: str = "weak", groups: type[ms.Computation] = Groups) -> Query:
-    """`first` and `second` say what the productions of the first two levels are."""
+def three_levels(
+    first: str = "weak",
+    second: str = "weak",
+    scores_as: Any = Scores,
+    groups_as: Any = Groups,
+    origin: Any = None,
+    sinks: Sequence[Any] = (),
+) -> Query:
+    """`first` and `second` say what the productions of the first two levels are, `sinks` where the outputs go."""
+    out, reminders = sinks or (ms.Memory(), ms.Memory())
     query = ms.Query("levels")
-    events = query.source("events", None, event_time="ts")
-    scores = events.key_by("k").compute("scores", Scores, late="process", productions=first)
-    grouped = scores.key_by("g").compute("groups", groups, late="process", productions=second)
+    events = query.source("events", origin, event_time="ts")
+    scores = events.key_by("k").compute("scores", scores_as, late="process", productions=first)
+    grouped = scores.key_by("g").compute("groups", groups_as, late="process", productions=second)
     closed = scores.output("closed").key_by("k")
     final = query.compute("final", Final, late="process", groups=grouped.key_by("g"), closed=closed)
-    final.sink("out", ms.Memory())
-    final.output("reminders").sink("reminders_out", ms.Memory())
+    final.sink("out", out)
+    final.output("reminders").sink("reminders_out", reminders)
     return query
 
 
@@ -120,7 +129,7 @@ class Oracle:
             self.mark = max(self.mark, second)
             self.totals[k] = self.totals.get(k, 0) + v
             self.silences[k] = second + 10
-            sums[k % 3] += v
+            sums[k % GROUPS] += v
         for g, total in sums.items():
             self.grand[g] = self.grand.get(g, 0) + total
             self.latest[g] = self.grand[g]
@@ -138,11 +147,14 @@ class Oracle:
 
     def check(self, sim: Any) -> None:
         """State of all levels and both outputs of every epoch equal the oracle's."""
-        assert dict(sim.state("scores")) == self.totals
-        assert dict(sim.state("groups")) == self.grand
-        assert dict(sim.state("final", "latest")) == self.latest
-        assert {(k, total): n for k, total, n in sim.state("final", "closes")} == self.closes
+        self.check_state(sim)
         for sink, expected in (("out", self.out), ("reminders_out", self.reminded)):
             assert sorted(sim.delivered[sink]) == list(range(len(expected)))
             for epoch, rows in enumerate(expected):
                 assert Counter(sim.delivered[sink][epoch]) == rows, f"{sink}, epoch {epoch}"
+
+    def check_state(self, sim: Any) -> None:
+        assert dict(sim.state("scores")) == self.totals
+        assert dict(sim.state("groups")) == self.grand
+        assert dict(sim.state("final", "latest")) == self.latest
+        assert {(k, total): n for k, total, n in sim.state("final", "closes")} == self.closes

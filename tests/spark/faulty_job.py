@@ -4,32 +4,32 @@
 
 The driver and the Python workers are real processes that share the count of operations (faults/sitecustomize.py has
 the modes and roles). For each k the query is started on the same store with new input, meets the fault, and ends or
-goes on; then state and sink must equal a sequential count of the files up to the offset of the last committed epoch.
-When a run has fewer operations than k, one of each kind is hit. In mode `levels` the query has three levels, with
-timers and two outputs, and one of each kind is hit that `ON_LEVELS` lists. Prints one JSON line.
+goes on; then state and sink must equal a sequential count of the events of the committed epochs. When a run has fewer
+operations than k, one of each kind is hit. In mode `levels` the query has three levels, with timers and two outputs,
+the oracle decides, and one of each kind is hit that `ON_LEVELS` lists. Prints one JSON line.
 """
 
 from __future__ import annotations
 
 import json
 import random
-import re
 import sys
 from collections import Counter
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
-from killed_job import Bells, Count
-from processes import add_input, arm, delivered, disarm
+import pyarrow.parquet as pq
+from processes import SINKS, STATES, Left, add_input, arm, check, disarm, epochs_of, events_of, oracle_of
 from pyspark.sql import SparkSession
 
 import millstream as ms
 from millstream.engine import upkeep
 from millstream.engine.state import read_state
 from millstream.model.graph import Step, resolve
+from millstream.model.types import parse_schema
 from millstream.store import journal
 from millstream.store.objects import open_store
+from three_levels import EVENTS, Event, three_levels
 
 FILES = 2
 KINDS = [
@@ -45,11 +45,11 @@ KINDS = [
 
 
 ON_LEVELS = [
-    ("refuse", "put", "segments/second/"),
-    ("lose", "put", "productions/third.even/"),
+    ("refuse", "put", "segments/groups/"),
+    ("lose", "put", "productions/final.reminders/"),
     ("lose", "create", "-2.0"),
     ("kill_after", "create", "-2.1"),
-    ("kill_after", "put", "segments/third/bell/"),
+    ("kill_after", "put", "segments/final/reminder/"),
 ]
 """What is done to operations of workers on the second and third level; the second has strong productions."""
 
@@ -60,41 +60,50 @@ class Faulty:
     def __init__(self, spark: SparkSession, folder: Path, levels: bool) -> None:
         self.spark, self.folder, self.levels = spark, folder, levels
         self.rng = random.Random(7)
-        self.files: list[Counter[str]] = []
 
     def run(self) -> None:
         """Runs until all input is read. There is new input only if none was left: the work must not pile up."""
-        if self.committed() == len(self.files):
-            for _ in range(FILES):
-                self.files.append(Counter())
-                add_input(self.folder, self.rng, 1, self.files[-1])
-        reader = self.spark.readStream.schema("key long").option("maxFilesPerTrigger", 1)
+        if len(self.committed()) == len(self.all_events()):
+            add_input(self.folder, self.rng, FILES)
+        reader = self.spark.readStream.schema(EVENTS["events"]).option("maxFilesPerTrigger", 1)
         build(reader.parquet(str(self.folder / "in")), self.folder, self.levels).start(
             self.spark, store=str(self.folder / "store"), trigger={"availableNow": True}, retain=1
         ).await_termination()
 
     def check(self, when: str) -> None:
-        """The state of every step equals the count of the files that are committed."""
-        opened = self.journal()
-        expected = sum(self.files[: self.committed()], Counter())
-        for each in steps(self.levels):
-            found = read_state(opened.store, each, "total", opened.history).to_pylist()
-            assert {str(row["key"]): row["total"] for row in found} == dict(expected), f"{when}: {each.name}"
+        """State equals that of a sequential run of the events that are committed."""
+        found = self.states()
+        if self.levels:
+            oracle_of(self.epochs()).check_state(Left(found))
+        else:
+            assert dict(found["count", "total"]) == Counter(k for k, _, _ in self.committed()), when
 
     def check_everything(self) -> None:
-        """All files are committed and delivered."""
-        assert self.committed() == len(self.files)
+        """All events are committed and delivered."""
         self.check("at the end")
-        assert delivered(self.folder) == sum(self.files, Counter())
+        events, found = self.all_events(), self.states()
+        assert len(self.committed()) == len(events)
+        if self.levels:
+            check(self.folder, {"epoch": len(self.epochs()) - 1, "states": [found[place] for place in STATES]})
+        else:
+            assert delivered(self.folder) == Counter(k for k, _, _ in events)
 
-    def committed(self) -> int:
-        """How many files Spark had read with the last commit. Not one per epoch: some are of the ticker alone."""
-        epoch = self.journal().history.epoch
-        if epoch < 0:
-            return 0
-        offsets = (self.folder / "store" / "spark-checkpoint" / "offsets" / str(epoch)).read_text()
-        [offset] = re.findall(r'"logOffset":(\d+)', offsets)
-        return int(offset) + 1
+    def states(self) -> dict[tuple[str, str], list[list[Any]]]:
+        opened, found = self.journal(), {}
+        for each in steps(self.levels):
+            for name in (state for step, state in (*STATES, ("count", "total")) if step == each.name):
+                rows = read_state(opened.store, each, name, opened.history).to_pylist()
+                found[each.name, name] = [list(row.values()) for row in rows]
+        return found
+
+    def epochs(self) -> list[list[Event]]:
+        return epochs_of(self.folder, self.journal().history.epoch)
+
+    def committed(self) -> list[Event]:
+        return [event for events in self.epochs() for event in events]
+
+    def all_events(self) -> list[Event]:
+        return [event for file in (self.folder / "in").glob("*.parquet") for event in events_of(file)]
 
     def journal(self) -> journal.Journal:
         return journal.Journal.open(open_store(str(self.folder / "store")))
@@ -139,37 +148,40 @@ def main(folder: Path, master: str, mode: str, role: str) -> None:
     spark.stop()
 
 
-class Pass(ms.Computation):
-    """Counts the records of each key, and passes them on."""
-
+class Count(ms.Computation):
     total = ms.Value("long", default=0)
-    output = "key long"
+    output = "key long, total long"
 
     def on_batch(self, batch: ms.Batch) -> Any:
-        self.total.write(batch, self.total.read(batch) + batch.count())
-        yield batch.output(batch.column("key"))
+        totals = self.total.read(batch) + batch.count()
+        self.total.write(batch, totals)
+        yield batch.output(batch.keys, totals)
 
 
 def build(origin: Any, folder: Path, levels: bool) -> ms.Query:
+    sinks = [ms.Parquet(str(folder / sink)) for sink in SINKS]
+    if levels:
+        return three_levels(second="strong", origin=origin, sinks=sinks)
     query = ms.Query("faulty")
-    events, out = query.source("events", origin).key_by("key"), ms.Parquet(str(folder / "out"))
-    if not levels:
-        events.compute("count", Count).sink("out", out)
-        return query
-    second = events.compute("first", Pass).key_by("key").compute("second", Pass, productions="strong")
-    third = second.key_by("key").compute("third", Bells)
-    third.sink("out", out)
-    third.output("even").sink("even_out", ms.Parquet(str(folder / "even")))
+    query.source("events", origin).key_by("k").compute("count", Count).sink("out", sinks[0])
     return query
+
+
+def delivered(folder: Path) -> Counter[int]:
+    """The last total of every key in the sink; fails if an epoch is there twice, or out of order."""
+    totals: Counter[int] = Counter()
+    for file in sorted((folder / "out").glob("*.parquet")):
+        epoch = pq.read_table(file).to_pylist()
+        assert len({row["key"] for row in epoch}) == len(epoch), "a key was delivered twice in an epoch"
+        for row in epoch:
+            assert row["total"] > totals[row["key"]], "an epoch was delivered twice, or out of order"
+            totals[row["key"]] = row["total"]
+    return totals
 
 
 def steps(levels: bool) -> tuple[Step, ...]:
     query = build(None, Path("unused"), levels)
-    return resolve(query, {"events": pa.schema([("key", pa.int64())])}).steps
-
-
-def step() -> Step:
-    return steps(levels=False)[0]
+    return resolve(query, {"events": parse_schema(EVENTS["events"])}).steps
 
 
 if __name__ == "__main__":

@@ -1,19 +1,19 @@
-"""A query that is killed from inside or outside; run as a process of its own by test_kills.py.
+"""Three levels with timers and two outputs, killed from inside or outside; run as a process by test_kills.py.
 
     python killed_job.py FOLDER MASTER MODE [MOMENT:EPOCH[:stop]]
 
-MODE says what the computation does, once, at its worst moment:
+MODE says what is done to the query, once, at its worst moment:
     plain            nothing; MOMENT:EPOCH names where the driver kills itself (SIGKILL), or with `:stop`, where it
                      and its JVM stop until somebody lets them go on (SIGSTOP)
-    worker           the Python worker kills itself after the first step has written its segments
-    executor         the executor kills itself in the middle of an epoch
-    levels           as mixed, one level down: what is made again is the output of a step that is not deterministic; a
-                     third level has timers and two outputs
+    worker           a Python worker kills itself on level 2, when level 1 has written its segments
+    executor         an executor kills itself on level 2
+    mixed            slot 1's executor kills itself on level 1 after slot 0 has consumed its route output, which is made
+                     from a source that differs when it is read again
+    levels           the same one level down: what is made again is the output of a step that is not deterministic
     strong           as levels, with strong productions
-    mixed            slot 1's executor kills itself after slot 0 has consumed its route output, which is made from a
-                     source that differs when it is read again
     endless          nothing; the query runs until it is stopped
     jvm              the driver kills its JVM in the middle of an epoch
+With a cluster as MASTER there may be several modes, joined by `+`, each with a folder of its own inside FOLDER.
 Prints one JSON line with what happened.
 """
 
@@ -23,12 +23,13 @@ import json
 import os
 import signal
 import sys
+import threading
 import time
 import uuid
-from datetime import timedelta
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
+from processes import SINKS, STATES
 from pyspark import TaskContext
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as sql
@@ -36,8 +37,10 @@ from pyspark.sql import functions as sql
 import millstream as ms
 from millstream.engine import upkeep
 from millstream.engine.driver import Observer
+from three_levels import EVENTS, Groups, Scores, three_levels
 
 KILL_AT = tuple(sys.argv[4].split(":")) if len(sys.argv) > 4 else ("", "-1")
+MADE_TWICE = ("mixed", "levels", "strong")
 
 
 def parent_of(pid: int) -> int:
@@ -52,89 +55,70 @@ def only_once(folder: Path, name: str) -> bool:
     return True
 
 
-class Count(ms.Computation):
-    total = ms.Value("long", default=0)
-    output = "key long, total long"
-
-    def on_batch(self, batch: ms.Batch) -> Any:
-        totals = self.total.read(batch) + batch.count()
-        self.total.write(batch, totals)
-        yield batch.output(batch.keys, totals)
-
-
-class Noise(ms.Computation):
-    """Passes records on with something random: a second run of its task makes another output."""
-
-    output = "key long, noise string"
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-
-    def on_batch(self, batch: ms.Batch) -> Any:
-        with (self.folder / "noise-calls").open("a") as calls:
-            calls.write(f"{batch.epoch} {TaskContext.get().partitionId()}\n")  # type: ignore[union-attr]
-        keys = batch.column("key")
-        yield batch.output(keys, [uuid.uuid4().hex for _ in range(len(keys))])
-
-
-class Trap(ms.Computation):
-    """Runs after `Count` in the same task, or in mode `levels` a level below `Noise`. Passes records on."""
-
-    total = ms.Value("long", default=0)
-    output = "key long"
+class Trap:
+    """What happens, once, to the process that runs a computation in epoch 2."""
 
     def __init__(self, folder: Path, mode: str) -> None:
         self.folder, self.mode = folder, mode
 
-    def on_batch(self, batch: ms.Batch) -> Any:
+    def step_on(self, epoch: int) -> None:
+        if epoch != 2:
+            return
         slot = TaskContext.get().partitionId()  # type: ignore[union-attr]
-        if batch.epoch == 2 and self.mode == "worker" and only_once(self.folder, "worker-killed"):
+        if self.mode == "worker" and only_once(self.folder, "killed"):
             os.kill(os.getpid(), signal.SIGKILL)
-        if batch.epoch == 2 and self.mode == "executor" and slot == 1 and only_once(self.folder, "executor-killed"):
-            self.kill_executor()
-        if (
-            batch.epoch == 2
-            and self.mode in ("mixed", "levels", "strong")
-            and slot == 1
-            and not (self.folder / "mixed-killed").exists()
-        ):
-            deadline = time.monotonic() + 60
-            while not (self.folder / "slot-0-done").exists() and time.monotonic() < deadline:
-                time.sleep(0.05)
-            time.sleep(1.0)  # slot 0 has handed its result to Spark by then, or Spark would run it again
-            if only_once(self.folder, "mixed-killed"):
-                self.kill_executor()
-        self.total.write(batch, self.total.read(batch) + batch.count())
-        if batch.epoch == 2 and slot == 0:
-            (self.folder / "slot-0-done").touch()
-        yield batch.output(batch.column("key"))
-
-    def kill_executor(self) -> None:
-        executor = parent_of(parent_of(os.getpid()))
-        os.kill(executor, signal.SIGKILL)
-        time.sleep(60)
+        if self.mode == "executor" and slot == 1 and only_once(self.folder, "killed"):
+            kill_executor()
+        if self.mode in MADE_TWICE and slot == 1 and not (self.folder / "killed").exists():
+            (self.folder / "waiting").touch()
+            wait_for(self.folder / "other-done")
+            if only_once(self.folder, "killed"):
+                kill_executor()
 
 
-class Bells(ms.Computation):
-    """Counts records when a timer fires, once for each key and epoch, and sends the even totals elsewhere too."""
+def kill_executor() -> None:
+    os.kill(parent_of(parent_of(os.getpid())), signal.SIGKILL)
+    time.sleep(60)
 
-    waiting = ms.Value("long", default=0)
-    total = ms.Value("long", default=0)
-    bell = ms.Timer(ms.WALL_TIME)
-    output = "key long, total long"
-    outputs: ClassVar = {"even": "key long, total long"}
 
-    def on_record(self, row: Any, at: ms.At) -> None:
-        self.waiting.set(self.waiting.get() + 1)
-        self.bell.set(timedelta(0))
+def wait_for(path: Path, timeout: float = 120) -> None:
+    deadline = time.monotonic() + timeout
+    while not path.exists():
+        assert time.monotonic() < deadline, f"{path.name} was not there in time"
+        time.sleep(0.05)
 
-    @bell.fires
-    def ring(self, at: ms.At) -> Any:
-        self.total.set(self.total.get() + self.waiting.get())
-        self.waiting.delete()
-        yield at.key, self.total.get()
-        if self.total.get() % 2 == 0:
-            yield ms.to("even", at.key, self.total.get())
+
+class TrappedScores(Scores):
+    def __init__(self, trap: Trap) -> None:
+        self.trap = trap
+
+    def on_record(self, row: Any, at: ms.At) -> Any:
+        self.trap.step_on(at.epoch)
+        return super().on_record(row, at)
+
+
+class TrappedGroups(Groups):
+    def __init__(self, trap: Trap) -> None:
+        self.trap = trap
+
+    def on_batch(self, batch: ms.Batch) -> Any:
+        self.trap.step_on(batch.epoch)
+        return super().on_batch(batch)
+
+
+class NoisyScores(Scores):
+    """Passes records on with something random: a second run of its task makes another output. Notes every call."""
+
+    output = "g long, k long, v long, noise string"
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def on_record(self, row: Any, at: ms.At) -> Any:
+        with (self.folder / "calls").open("a") as calls:
+            calls.write(f"{at.epoch}\n")
+        for made in super().on_record(row, at):
+            yield (*made, uuid.uuid4().hex)
 
 
 def observe(moment: str, epoch: int) -> None:
@@ -148,21 +132,17 @@ def observe(moment: str, epoch: int) -> None:
 
 
 def build(spark: SparkSession, folder: Path, mode: str) -> ms.Query:
-    frame = spark.readStream.schema("key long").option("maxFilesPerTrigger", 2).parquet(str(folder / "in"))
+    frame = spark.readStream.schema(EVENTS["events"]).option("maxFilesPerTrigger", 2).parquet(str(folder / "in"))
+    scores: Any = Scores
+    groups: Any = TrappedGroups(Trap(folder, mode))
     if mode == "mixed":
         frame = frame.withColumn("noise", sql.expr("reflect('java.util.UUID', 'randomUUID')"))
-    query = ms.Query("killed")
-    events = query.source("events", frame)
-    events.key_by("key").compute("count", Count).sink("out", ms.Parquet(str(folder / "out")))
-    if mode in ("levels", "strong"):
-        productions = "strong" if mode == "strong" else "weak"
-        events = events.key_by("key").compute("noise", Noise(folder), productions=productions)
-    trap = events.key_by("key").compute("trap", Trap(folder, mode))
-    if mode in ("levels", "strong"):
-        bells = trap.key_by("key").compute("bells", Bells)
-        bells.sink("bells_out", ms.Parquet(str(folder / "bells" / "out")))
-        bells.output("even").sink("even_out", ms.Parquet(str(folder / "even" / "out")))
-    return query
+        scores, groups = TrappedScores(Trap(folder, mode)), Groups
+    elif mode in ("levels", "strong"):
+        scores = NoisyScores(folder)
+    first = "strong" if mode == "strong" else "weak"
+    sinks = [ms.Parquet(str(folder / sink)) for sink in SINKS]
+    return three_levels(first, scores_as=scores, groups_as=groups, origin=frame, sinks=sinks)
 
 
 def run(spark: SparkSession, folder: Path, mode: str, notify: Observer | None = None) -> dict[str, Any]:
@@ -174,17 +154,26 @@ def run(spark: SparkSession, folder: Path, mode: str, notify: Observer | None = 
     return {
         "epoch": running.epoch,
         "attempts": {facts.epoch: facts.attempts for facts in running.recent},
-        "state": {str(r[0]): r[1] for r in running.state("count").collect()},
-        "trap": {str(r[0]): r[1] for r in running.state("trap").collect()},
-        "bells": {str(r[0]): r[1] for r in running.state("bells", state="total").collect()}
-        if "bells" in query.steps
-        else None,
+        "states": [[list(row) for row in running.state(step, state=state).collect()] for step, state in STATES],
     }
+
+
+def watch(spark: SparkSession, folder: Path) -> None:
+    """While slot 1 waits in its trap: says when Spark has the result of the other slot's task of that stage."""
+    wait_for(folder / "waiting", 600)
+    tracker, completed = spark.sparkContext.statusTracker(), 0
+    while not completed:
+        time.sleep(0.05)
+        for stage in sorted(tracker.getActiveStageIds())[-1:]:
+            info = tracker.getStageInfo(stage)
+            completed = info.numCompletedTasks if info is not None else 0
+    (folder / "other-done").touch()
 
 
 def main(folder: Path, master: str, mode: str) -> None:
     upkeep.GARBAGE_EVERY = 3
     settings = {"spark.ui.enabled": "false", "spark.driver.memory": "1g", "spark.executor.memory": "700m"}
+    settings["spark.executor.extraJavaOptions"] = os.environ.get("SPARK_SUBMIT_OPTS", "")
     spark = ms.session("killed", master=master, settings={**settings, "spark.executor.cores": "1"})
     spark.sparkContext.setLogLevel("OFF")
     jvm = int(spark.sparkContext._jvm.java.lang.ProcessHandle.current().pid())  # type: ignore[union-attr]
@@ -194,8 +183,23 @@ def main(folder: Path, master: str, mode: str) -> None:
             os.kill(jvm, signal.SIGKILL)
         observe(moment, epoch)
 
-    print("RESULT " + json.dumps(run(spark, folder, mode, notify)), flush=True)
+    if not master.startswith("local-cluster"):
+        found: Any = run(spark, folder, mode, notify)
+    else:
+        found = {each: on_cluster(spark, folder / each, each) for each in mode.split("+")}
+    print("RESULT " + json.dumps(found), flush=True)
     spark.stop()
+
+
+def on_cluster(spark: SparkSession, folder: Path, mode: str) -> dict[str, Any]:
+    """Runs the query when both executors are there, which they may not be after the last one that was killed."""
+    deadline = time.monotonic() + 120
+    while spark.sparkContext._jsc.sc().getExecutorMemoryStatus().size() < 3:  # type: ignore[union-attr]
+        assert time.monotonic() < deadline, "an executor has not come back"
+        time.sleep(0.05)
+    if mode in MADE_TWICE:
+        threading.Thread(target=watch, args=(spark, folder), daemon=True).start()
+    return run(spark, folder, mode)
 
 
 if __name__ == "__main__":

@@ -6,12 +6,14 @@ import contextlib
 import json
 import os
 import random
+import re
 import signal
 import subprocess
 import sys
 import time
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -21,29 +23,53 @@ import pyarrow.parquet as pq
 from millstream.protocol.epochs import Abort
 from millstream.store.journal import decode_entry
 from millstream.store.objects import open_store
+from three_levels import GROUPS, Event, Oracle
+from timers import at
 
 HERE = Path(__file__).parent
 JOB = HERE / "killed_job.py"
+TYPES = (pa.int64(), pa.timestamp("us", "UTC"), pa.int64())
+SINKS = ("out", "reminders")
+STATES = (("scores", "total"), ("groups", "grand"), ("final", "latest"), ("final", "closes"))
 
 
-def add_input(folder: Path, rng: random.Random, files: int, counts: Counter[str]) -> None:
-    """Adds files of random keys to a job's input, and the keys to the counts."""
+def add_input(folder: Path, rng: random.Random, files: int) -> None:
+    """Adds files of events to a job's input, some seconds after those before.
+
+    All events of a key in a file and in its neighbour, with which it may share an epoch, are of one time: the order in
+    which Spark takes the two does not matter.
+    """
     (folder / "in").mkdir(parents=True, exist_ok=True)
     first = len(list((folder / "in").glob("*.parquet")))
     for number in range(first, first + files):
-        keys = [rng.randrange(50) for _ in range(200)]
-        counts.update(map(str, keys))
+        pair, chosen = number // 2, rng.sample(range(50), 25)
+        events = [(k, at(7 * pair - (5 * k + pair) % 12), rng.randrange(1, 9)) for k in rng.choices(chosen, k=60)]
         staged = folder / "in" / f".{number}"
-        pq.write_table(pa.table({"key": pa.array(keys, pa.int64())}), staged)
+        columns = [pa.array(values, kind) for values, kind in zip(zip(*events, strict=True), TYPES, strict=True)]
+        pq.write_table(pa.table(columns, ["k", "ts", "v"]), staged)
         os.utime(staged, (1_700_000_000 + number, 1_700_000_000 + number))
         staged.rename(folder / "in" / f"{number:06d}.parquet")
 
 
-def make_input(folder: Path, rng: random.Random, files: int) -> Counter[str]:
-    """The input of a job; how often each key is in it."""
-    counts: Counter[str] = Counter()
-    add_input(folder, rng, files, counts)
-    return counts
+def events_of(file: Path) -> list[Event]:
+    return [(row["k"], row["ts"], row["v"]) for row in pq.read_table(file).to_pylist()]
+
+
+def epochs_of(folder: Path, last: int) -> list[list[Event]]:
+    """The events of every epoch up to the last, as Spark's own logs say."""
+    checkpoint = folder / "store" / "spark-checkpoint"
+    entry_of: dict[str, int] = {}  # a file source counts its log's entries: offsets name them
+    for entry in (checkpoint / "sources" / "0").glob("[0-9]*"):
+        for line in entry.read_text().splitlines()[1:]:
+            found = json.loads(line)
+            entry_of[Path(found["path"]).name] = found["batchId"]
+    epochs, before = [], -1
+    for epoch in range(last + 1):
+        [offset] = re.findall(r'"logOffset":(-?\d+)', (checkpoint / "offsets" / str(epoch)).read_text())
+        names = sorted(name for name, entry in entry_of.items() if before < entry <= int(offset))
+        epochs.append([event for name in names for event in events_of(folder / "in" / name)])
+        before = int(offset)
+    return epochs
 
 
 def arm(folder: Path, **fault: Any) -> None:
@@ -69,12 +95,11 @@ def disarm(folder: Path) -> str:
 def job(folder: Path, master: str, mode: str, more: str = "", script: Path = JOB) -> Iterator[subprocess.Popen[str]]:
     """A job in its own process group, of which nothing is left behind."""
     command = [sys.executable, str(script), str(folder), master, mode, *([more] if more else [])]
-    environment = dict(os.environ)
+    environment, importable = dict(os.environ), [HERE, HERE.parent]
     if (folder / "faults").exists():
         environment["MILLSTREAM_TEST_FAULTS"] = str(folder / "faults")
-        environment["PYTHONPATH"] = os.pathsep.join(
-            [str(HERE / "faults"), str(HERE), environment.get("PYTHONPATH", "")]
-        )
+        importable.insert(0, HERE / "faults")
+    environment["PYTHONPATH"] = os.pathsep.join([*map(str, importable), environment.get("PYTHONPATH", "")])
     process = subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True, env=environment
     )
@@ -108,25 +133,50 @@ def reported(out: str) -> Any:
     return found[0] if found else None
 
 
-def delivered(folder: Path) -> Counter[str]:
-    """The last total of every key in the sink; fails if an epoch is there twice, or out of order."""
-    totals: Counter[str] = Counter()
-    for file in sorted((folder / "out").glob("*.parquet")):
-        epoch = pq.read_table(file).to_pylist()
-        assert len({row["key"] for row in epoch}) == len(epoch), "a key was delivered twice in an epoch"
-        for row in epoch:
-            assert row["total"] > totals[str(row["key"])], "an epoch was delivered twice, or out of order"
-            totals[str(row["key"])] = row["total"]
-    return totals
+def all_delivered(folder: Path) -> bool:
+    """Whether the grand totals in the sink are those of the whole input."""
+    expected: Counter[int] = Counter()
+    for file in (folder / "in").glob("*.parquet"):
+        for k, _, v in events_of(file):
+            expected[k % GROUPS] += v
+    found = [row for file in sorted((folder / "out").glob("*.parquet")) for row in pq.read_table(file).to_pylist()]
+    return {row["k"]: row["n"] for row in found if row["what"] == "group"} == expected
 
 
-def check(folder: Path, result: dict[str, Any], counts: Counter[str]) -> None:
-    """State of both steps, files and manifest of the sink equal the counts."""
-    assert result["state"] == dict(counts)
-    assert result["trap"] == dict(counts)
-    assert delivered(folder) == counts
-    lines = [json.loads(path.read_bytes()) for path in sorted((folder / "out" / "_manifest").iterdir())]
-    assert [line["file"] for line in lines] == sorted(path.name for path in (folder / "out").glob("*.parquet"))
+@dataclass
+class Left:
+    """What a job has left behind, as the oracle looks at it."""
+
+    states: dict[tuple[str, str], Any]
+    delivered: dict[str, dict[int, list[tuple[Any, ...]]]] = field(default_factory=dict)
+
+    def state(self, step: str, state: str = "") -> Any:
+        return next(rows for (name, which), rows in self.states.items() if name == step and which.startswith(state))
+
+
+def oracle_of(epochs: list[list[Event]]) -> Oracle:
+    oracle = Oracle()
+    for events in epochs:
+        oracle.feed(events)
+    return oracle
+
+
+def check(folder: Path, result: dict[str, Any]) -> None:
+    """All input was read; state of all levels and both outputs of every epoch are those of a sequential run."""
+    epochs = epochs_of(folder, result["epoch"])
+    assert sum(map(len, epochs)) == sum(len(events_of(file)) for file in (folder / "in").glob("*.parquet"))
+    left = Left(dict(zip(STATES, result["states"], strict=True)))
+    for place, sink in zip(SINKS, ("out", "reminders_out"), strict=True):
+        left.delivered[sink] = {epoch: [] for epoch in range(len(epochs))}
+        files = sorted(path.name for path in (folder / place).glob("*.parquet"))
+        for name in files:
+            rows = pq.read_table(folder / place / name).to_pylist()
+            left.delivered[sink][int(name[len("epoch-") : -len(".parquet")])] = [tuple(row.values()) for row in rows]
+        lines = [json.loads(path.read_bytes()) for path in sorted((folder / place / "_manifest").iterdir())]
+        assert [line["file"] for line in lines] == files
+    oracle = oracle_of(epochs)
+    oracle.check(left)
+    assert sum(reminded.total() for reminded in oracle.reminded) > 0, "timers of the third level fired"
 
 
 def aborts(folder: Path) -> list[str]:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import random
 import time
 from collections import Counter
+from collections.abc import Iterable
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -74,3 +76,70 @@ def test_wall_time_timers_fire_on_an_idle_stream(spark: SparkSession, tmp_path: 
     running.stop()
     assert sorted(row["k"] for row in out.rows()) == [1, 2]
     assert 0 not in out.epochs or out.epochs[0].num_rows == 0, "not before their time"
+
+
+class Delayed(ms.Computation):
+    """Keeps records back until they are ten seconds old, and holds time for them."""
+
+    waiting = ms.Value(object, default=[])
+    ready = ms.Timer(ms.EVENT_TIME)
+    oldest = ms.Hold()
+    output = "k long, n long"
+
+    def on_record(self, row: Any, at: ms.At) -> None:
+        self.keep([*self.waiting.get(), (at.time, row.n)])
+
+    @ready.fires
+    def send(self, at: ms.At) -> Iterable[Any]:
+        (moment, n), *rest = self.waiting.get()
+        self.keep(rest)
+        yield at.timed((at.key, n), moment)
+
+    def keep(self, waiting: list[Any]) -> None:
+        self.waiting.set(sorted(waiting))
+        if waiting:
+            self.oldest.set(min(waiting)[0])
+            self.ready.set(min(waiting)[0] + timedelta(seconds=10))
+        else:
+            self.oldest.release()
+
+
+class Times(ms.Computation):
+    output = "k long, n long, time timestamp"
+
+    def on_record(self, row: Any, at: ms.At) -> Iterable[Any]:
+        yield at.key, row.n, at.time
+
+
+def test_what_a_step_with_a_hold_sends_late_is_not_late_across_a_restart(
+    spark: SparkSession, tmp_path: Path, rng: random.Random
+) -> None:
+    schema, out = "k long, ts timestamp, n long", ms.Memory()
+
+    def held(origin: Any, out: ms.Memory) -> ms.Query:
+        query = ms.Query("held")
+        events = query.source("events", origin, event_time="ts").key_by("k")
+        events.compute("delayed", Delayed).key_by("k").compute("times", Times).sink("out", out)
+        return query
+
+    feed, simulated = Feed(tmp_path / "in", schema), Simulated(held(None, ms.Memory()), {"events": schema})
+    sent: list[tuple[Any, ...]] = []
+    for start in range(2):
+        for epoch in range(2):
+            mark = 16 * start + 8 * epoch
+            rows = [(rng.randrange(5), at(mark + rng.randrange(9)), 100 * mark + n) for n in range(20)]
+            feed.add(rows)
+            simulated.feed(events=rows)
+            sent += rows
+        running = held(feed.stream(spark), out).start(
+            spark, store=str(tmp_path / "store"), slots=3, trigger={"availableNow": True}
+        )
+        running.await_termination()
+        newest, found = max(moment for _, moment, _ in sent), {row["n"]: row["time"] for row in out.rows()}
+        due = newest - timedelta(seconds=10)
+        assert found == {n: moment for _, moment, n in sent if moment <= due}, "each once, with its own time"
+        marks = running.status().watermarks
+        assert marks["delayed"] == newest
+        assert marks["times"] == min(moment for _, moment, _ in sent if moment > due), "the oldest that is held"
+        assert marks["times"] == simulated.watermark("times")
+        assert not running.status().late

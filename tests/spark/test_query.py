@@ -701,7 +701,10 @@ def test_a_damaged_segment_stops_a_query_on_spark_with_its_name(spark: SparkSess
 def test_whatever_is_damaged_in_a_store_is_named_and_what_is_put_back_goes_on(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Every kind of object that a restart reads, cut short, with a bit flipped, and removed; each on its own copy."""
+    """Every kind of object that a restart reads, cut short, with a bit flipped, and removed; each on its own copy.
+
+    It is put back after one of the three, another one for each object.
+    """
     monkeypatch.setattr("millstream.store.journal.SNAPSHOT_EVERY", 8)
     feed, whole = Feed(tmp_path / "in", EVENTS), tmp_path / "whole"
     for _ in range(7):
@@ -726,8 +729,8 @@ def test_whatever_is_damaged_in_a_store_is_named_and_what_is_put_back_goes_on(
         f"snapshots/{snapshot}": {"remove": "goes on"},
         next(iter(history.history.manifest.segments())).name: {"remove": damaged},
     }
-    for name, expected in cases.items():
-        for kind in ("cut", "flip", "remove"):
+    for number, (name, expected) in enumerate(cases.items()):
+        for place, kind in enumerate(("cut", "flip", "remove")):
             broken = tmp_path / kind / name  # a place of its own: workers may have mapped what was whole
             shutil.copytree(whole, broken)
             target, original = broken / name, (whole / name).read_bytes()
@@ -740,6 +743,8 @@ def test_whatever_is_damaged_in_a_store_is_named_and_what_is_put_back_goes_on(
             if "goes on" not in match:
                 with pytest.raises(ms.UserError, match=match):
                     run_all(build(), spark, broken)
+                if place != number % 3:
+                    continue
                 target.write_bytes(original)
             running = run_all(build(), spark, broken)
             found = {row[0]: row[1] for row in running.state("count").collect()}
