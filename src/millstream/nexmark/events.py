@@ -77,7 +77,7 @@ def spark_hash(first: Numbers, second: int) -> Numbers:
     """Spark's xxhash64 of two numbers.
 
     >>> spark_hash(np.array([0, 1]), 7).tolist()
-    [-5633064442366042036, -3166914219439323158]
+    [-2655039576142263734, 9148010362968143645]
     """
     with np.errstate(over="ignore"):
         seeds = _hash_long(first.astype(np.uint64), np.uint64(_SPARK_SEED))
