@@ -9,12 +9,16 @@ from typing import Any
 import pytest
 
 import millstream as ms
+from migrations import Commander
 from millstream.model.types import parse_schema
 from millstream.nexmark import QUERIES, NexmarkQuery, Parameters, epochs
 from millstream.testing import CRASH, Simulated
 
-EVENTS = {query.name: 2500 if "bids" in query.reads else 10_000 for query in QUERIES.values()} | {"q2": 10_000}
-"""How many events a query gets: those that find little, or read little, get more."""
+EVENTS = {query.name: 2500 if "bids" in query.reads else 10_000 for query in QUERIES.values()} | {
+    "q2": 10_000,
+    "nbqx": 1200,
+}
+"""How many events a query gets: more, if it finds or reads little, and fewer, if it does much with them."""
 SPANS = {"q5": 3 * 3600, "q8": 72 * 3600, "nbq5": 200, "nbq8": 72 * 3600, "nbqx": 72 * 3600}
 """How many seconds of event time the events of a query last for, so that several of its windows close."""
 LEFT = {"q3": {"lefts", "rights"}, "q4": {"total", "count"}, "q6": {"prices"}}
@@ -61,6 +65,20 @@ def test_a_query_goes_on_after_a_crash(query: NexmarkQuery) -> None:
         if number in (1, 3):
             records[last] = [*records[last][:50], CRASH, *records[last][50:]]
         sim.feed(**records)
+    assert Counter(sim.outputs("out")) == Counter(query.expected(given))
+
+
+@pytest.mark.parametrize("query", [each for each in QUERIES.values() if each.is_stateful], ids=lambda each: each.name)
+def test_a_query_gives_the_same_while_its_state_moves(query: NexmarkQuery, rng: random.Random) -> None:
+    given = parameters(query, 7, True)
+    sim = Simulated(query.build(), query.schemas, slots=2, bin_bits=6)
+    commander = Commander(sim, rng)
+    for records in epochs(given, query.reads, sorted(rng.sample(range(1, EVENTS[query.name]), 11))):
+        commander.command()
+        sim.feed(**records)
+        commander.check()
+    commander.end()
+    assert commander.seen["mid-stream rounds"] > 0, "nothing has moved"
     assert Counter(sim.outputs("out")) == Counter(query.expected(given))
 
 

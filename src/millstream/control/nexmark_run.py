@@ -23,6 +23,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +34,7 @@ from millstream.control.display import Display, Finding, Progress, open_display
 from millstream.errors import UserError
 from millstream.nexmark import QUERIES, NexmarkQuery, Parameters
 from millstream.nexmark.frames import batches, closed_loop, open_loop
-from millstream.nexmark.parameters import END
+from millstream.nexmark.parameters import END, START
 from millstream.protocol.strategies import AllAtOnce, Batched, Fluid, Matched, Strategy
 
 _POLL_S = 0.05
@@ -214,7 +215,7 @@ class _Run:
     ) -> None:
         self._spark, self._query, self._asked, self._folder = spark, query, asked, folder
         self._rescalings, self._display = rescalings, display
-        self._shown, self._records = -1, 0
+        self._shown, self._events = -1, 0
 
     def run(self) -> Outcome:
         given, show = self._asked.parameters, self._display.happened
@@ -263,14 +264,13 @@ class _Run:
         status = running.status()
         for facts in [facts for facts in list(running.recent) if facts.epoch > self._shown]:
             self._shown = facts.epoch
-            count = sum(facts.records.values())
-            self._records += count
-            speed = count / facts.duration_ms * 1000 if facts.duration_ms else 0.0
+            before, self._events = self._events, self._events_by(facts.epoch, status)
+            speed = (self._events - before) / facts.duration_ms * 1000 if facts.duration_ms else 0.0
             self._display.driver(f"epoch {facts.epoch} committed", "green")
             self._display.progress(
                 Progress(
                     facts.epoch,
-                    self._records,
+                    self._events,
                     speed,
                     facts.duration_ms,
                     status.state_bytes,
@@ -279,6 +279,15 @@ class _Run:
                 )
             )
         self._look_at_rescalings(running, status.epoch)
+
+    def _events_by(self, epoch: int, status: ms.Status) -> int:
+        """How many events were in by an epoch; in an open loop by now, as the watermark says."""
+        asked = self._asked
+        if asked.rate is None:
+            return min(asked.events, (epoch + 1) * asked.per_epoch)
+        marks = [status.watermarks.get(kind) or START for kind in self._query.reads]
+        reached = (min(marks) - START) / timedelta(seconds=1) * asked.rate / asked.parameters.dilation
+        return min(asked.events, int(reached))
 
     def _look_at_rescalings(self, running: Any, epoch: int) -> None:
         """Begins the next rescale, one at a time, and notes the end of the one that goes on."""
