@@ -36,9 +36,10 @@ lint: ## check style, formatting and types
 	@$(IN_VENV) ruff format --check
 	@$(IN_VENV) mypy
 
-docs: ## write docs/api.md anew from the docstrings
+docs: ## write docs/api.md anew from the docstrings, and the table of docs/nexmark.md
 	@scripts/setup.sh
 	@$(IN_VENV) python scripts/api.py
+	@$(IN_VENV) python scripts/nexmark_lines.py
 
 bench: setup ## measure throughput
 	@$(WITH_JAVA) millstream bench throughput $(ARGS)

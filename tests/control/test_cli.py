@@ -64,7 +64,7 @@ def test_help_names_every_command_and_where_to_start() -> None:
     assert "Start with `millstream demo`" in result.stdout
 
 
-@pytest.mark.parametrize("command", ["demo", "bench"])
+@pytest.mark.parametrize("command", ["demo", "nexmark", "bench"])
 def test_every_command_has_help(command: str) -> None:
     result = run(command, "-h")
     assert result.exit_code == 0

@@ -1,4 +1,4 @@
-"""The command line: `millstream demo` and `millstream bench`.
+"""The command line: `millstream demo`, `millstream nexmark` and `millstream bench`.
 
 Rules
 -----
@@ -25,6 +25,7 @@ from typing import Any
 import click
 
 import millstream
+from millstream.control.nexmark_command import nexmark
 from millstream.errors import ConflictError, InvariantViolation, MillstreamError, UserError
 
 EXIT_CODES: tuple[tuple[type[MillstreamError], int], ...] = (
@@ -72,6 +73,9 @@ def _complain(text: str) -> None:
 )
 def main() -> None:
     """Millstream: stateful stream processing on PySpark, every record counted exactly once."""
+
+
+main.add_command(nexmark)
 
 
 @main.command()
