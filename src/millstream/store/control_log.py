@@ -122,10 +122,17 @@ class ControlLog:
         if command.kind not in _KINDS:
             kind = _line(command.kind, 40)
             return replace(told, trouble=f"it is a {kind!r}, expected one of {', '.join(_KINDS)}")
-        try:
-            return replace(told, ask=msgspec.json.decode(bytes(command.body), type=_KINDS[command.kind]))
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, UserError) as error:  # a range may be wrong
-            return replace(told, trouble=f"its {command.kind} cannot be read: {_line(str(error), 400)}")
+        ask = _asked(command)
+        return replace(told, trouble=ask) if isinstance(ask, str) else replace(told, ask=ask)
+
+    def read(self, number: int) -> MigrationPlan | None:
+        """The plan of a command that the driver has taken on, for one who only shows it: no seal is looked at."""
+        data = self.store.get(names.command(number))
+        command = None if data is None else _decoded(data)
+        if not isinstance(command, Command) or command.kind != MigrationPlan.__name__:
+            return None
+        ask = _asked(command)
+        return ask if isinstance(ask, MigrationPlan) else None
 
     # -- the guard
 
@@ -198,6 +205,15 @@ def _decoded(data: memoryview) -> Command | str:
         return msgspec.json.decode(bytes(data), type=Command)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         return f"it cannot be read as a command: {_line(str(error), 400)}"
+
+
+def _asked(command: Command) -> MigrationPlan | Cancel | str:
+    """What a command of a known kind asks for, or why that cannot be known."""
+    try:
+        ask: MigrationPlan | Cancel = msgspec.json.decode(bytes(command.body), type=_KINDS[command.kind])
+        return ask
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, UserError) as error:  # a range may be wrong
+        return f"its {command.kind} cannot be read: {_line(str(error), 400)}"
 
 
 def _line(text: str, most: int) -> str:

@@ -1,0 +1,271 @@
+"""The verbs: what can be asked of a query while it runs, from its own process and from any other.
+
+Rules
+-----
+- Planning changes nothing and sends nothing. A plan is made from the last commit, and says which routing versions those
+  were; it is a value, and may be looked at, kept, and applied later.
+- Applying sends one command. Whether it is carried out is for the driver to say, and its answer is in the journal: who
+  asks from inside the driver's process learns it in the same way.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from typing import Literal
+
+from millstream.control.handle import Handle
+from millstream.errors import UserError
+from millstream.model.times import micros
+from millstream.protocol import planner
+from millstream.protocol.epochs import History
+from millstream.protocol.keyspace import Range
+from millstream.protocol.migration import AT_ONCE, MigrationPlan, Start
+from millstream.protocol.planner import DEFAULT, TOLERANCE, Layout, Steps
+from millstream.protocol.steering import Cancel, Outcome
+from millstream.protocol.strategies import Strategy
+
+_STRATEGIES = "AllAtOnce(), Fluid(), Batched(n) or Matched()"
+Span = Range | tuple[int, int]
+"""A range of the key space: its first and its last point."""
+
+
+When = int | datetime | tuple[Literal["event"], datetime] | None
+"""An epoch, a wall time, an event time, or at once."""
+
+
+class Verbs:
+    """The base of what controls a query."""
+
+    # -- what a kind of control provides
+
+    def _look(self) -> History:
+        """The journal's sum, as of now."""
+        raise NotImplementedError
+
+    def _layout(self, history: History) -> Layout:
+        """Where state lies, as of a history."""
+        raise NotImplementedError
+
+    def _send(self, verb: str, ask: MigrationPlan | Cancel, history: History) -> int:
+        """Adds a command to the control log; its number."""
+        raise NotImplementedError
+
+    def _store_id(self) -> str:
+        raise NotImplementedError
+
+    def _ended(self) -> str:
+        """Why nobody will hear a command, if that is known."""
+        return ""
+
+    # -- planning
+
+    def plan_rescale(
+        self,
+        slots: int,
+        *,
+        steps: Steps = None,
+        strategy: Strategy = DEFAULT,
+        at: When = None,
+    ) -> MigrationPlan:
+        """A plan that leaves the query with so many slots, each with the same number of bins or one more.
+
+        All plans have these arguments: `steps` are the names of those that move, all by default. `strategy` says which
+        bins move together: `AllAtOnce()`, `Fluid()`, `Batched(n)` or `Matched()`, each with a `gap` of epochs between.
+        `at` is for plans that are made ahead of time: an epoch, a datetime for wall time, or `(EVENT_TIME, datetime)`
+        for when the watermarks of the steps have reached it. By then the plan must not be stale.
+        """
+        history, start = self._begin(strategy, at)
+        return planner.plan_rescale(self._layout(history), slots, steps=steps, strategy=strategy, at=start)
+
+    def plan_move(
+        self,
+        *,
+        to: int | Sequence[int],
+        bins: int | Sequence[int] | None = None,
+        ranges: Span | Sequence[Span] | None = None,
+        slots: int | Sequence[int] | None = None,
+        share: float = 1.0,
+        steps: Steps = None,
+        strategy: Strategy = DEFAULT,
+        at: When = None,
+    ) -> MigrationPlan:
+        """A plan that takes what is named to the slot `to`, or to several, in equal parts.
+
+        Name `bins` by their numbers, or `ranges` of the key space as pairs of points, both included, or `slots` and the
+        `share` of the bins of each.
+        """
+        history, start = self._begin(strategy, at)
+        return planner.plan_move(
+            self._layout(history),
+            to=to,
+            bins=bins,
+            ranges=_ranges(ranges),
+            slots=slots,
+            share=share,
+            steps=steps,
+            strategy=strategy,
+            at=start,
+        )
+
+    def plan_drain(
+        self,
+        worker: str,
+        *,
+        steps: Steps = None,
+        strategy: Strategy = DEFAULT,
+        at: When = None,
+    ) -> MigrationPlan:
+        """A plan that takes everything away from the slots of a worker, so that those of the others end up even."""
+        history, start = self._begin(strategy, at)
+        return planner.plan_drain(self._layout(history), worker, steps=steps, strategy=strategy, at=start)
+
+    def plan_balance(
+        self,
+        *,
+        tolerance: float = TOLERANCE,
+        steps: Steps = None,
+        strategy: Strategy = DEFAULT,
+        at: When = None,
+    ) -> MigrationPlan:
+        """A plan that takes bins from the slots with the most bytes to those with the least, until all are within
+        `tolerance` of the mean."""
+        history, start = self._begin(strategy, at)
+        layout = self._layout(history)
+        return planner.plan_balance(layout, tolerance=tolerance, steps=steps, strategy=strategy, at=start)
+
+    def plan_split(
+        self,
+        slot: int,
+        into: int = 2,
+        *,
+        steps: Steps = None,
+        strategy: Strategy = DEFAULT,
+        at: When = None,
+    ) -> MigrationPlan:
+        """A plan that cuts what a slot owns into so many parts; it keeps the first, and new slots get the others."""
+        history, start = self._begin(strategy, at)
+        return planner.plan_split(self._layout(history), slot, into, steps=steps, strategy=strategy, at=start)
+
+    def plan_merge(
+        self,
+        slot: int,
+        into: int,
+        *,
+        steps: Steps = None,
+        strategy: Strategy = DEFAULT,
+        at: When = None,
+    ) -> MigrationPlan:
+        """A plan that takes all that a slot owns to another, so that it disappears."""
+        history, start = self._begin(strategy, at)
+        return planner.plan_merge(self._layout(history), slot, into, steps=steps, strategy=strategy, at=start)
+
+    def plan_bins(
+        self,
+        bins: int,
+        *,
+        steps: Steps = None,
+        at: When = None,
+    ) -> MigrationPlan:
+        """A plan that changes the number of bins, a power of two: how finely later plans can cut. Nothing moves."""
+        history, start = self._begin(DEFAULT, at)
+        return planner.plan_bins(self._layout(history), bins, steps=steps, at=start)
+
+    # -- doing
+
+    def apply(self, plan: MigrationPlan) -> Handle:
+        """Asks for a plan to be carried out. Returns at once; the handle waits, tells the progress, and cancels.
+
+        The driver refuses a plan that is stale: one that was made for routing versions that are no longer so.
+        """
+        if not isinstance(plan, MigrationPlan):
+            raise UserError(f"apply({plan!r}): give a plan, as plan_rescale() and the like make")
+        if plan.store != self._store_id():
+            raise UserError(
+                f"the plan was made for another query (store id {plan.store}, this is {self._store_id()}); plan again"
+            )
+        if not plan.rounds:
+            raise UserError(f"the plan ({plan.verb}) changes nothing: all is as it asks for already")
+        return self._handle(self._sent(plan.verb, plan), plan)
+
+    def cancel(self, number: int) -> Handle:
+        """Asks for a command to end after the rounds that it has done by then; the handle of the asking.
+
+        The routing table is then the one that those rounds have made.
+        """
+        if isinstance(number, bool) or not isinstance(number, int) or number < 0:
+            raise UserError(f"cancel({number!r}): give the number of a command")
+        return self._handle(self._sent("cancel", Cancel(number)))
+
+    def handle(self, number: int) -> Handle:
+        """The handle of any command, from its number."""
+        return self._handle(number)
+
+    def commands(self) -> list[Outcome]:
+        """What has become of the commands so far, in their order: of all that are under way, and of the last 128 that
+        are over."""
+        outcomes = self._look().outcomes
+        return [outcomes[number] for number in sorted(outcomes)]
+
+    # -- inside
+
+    def _sent(self, verb: str, ask: MigrationPlan | Cancel) -> int:
+        ended = self._ended()
+        if ended:
+            raise UserError(f"{verb}: {ended}, so nobody would hear the command")
+        return self._send(verb, ask, self._look())
+
+    def _handle(self, number: int, plan: MigrationPlan | None = None) -> Handle:
+        return Handle(number, self._look, self.cancel, plan, self._ended)
+
+    def _begin(self, strategy: Strategy, at: When) -> tuple[History, Start]:
+        """The history that a plan is made from, and when the plan starts."""
+        if not isinstance(strategy, Strategy):
+            raise UserError(f"strategy={strategy!r}: give {_STRATEGIES}")
+        history = self._look()
+        if not history.tables:
+            raise UserError("no epoch has been committed yet, so nothing can be planned; wait for the first")
+        return history, start_of(at, history)
+
+
+def start_of(at: When, history: History) -> Start:
+    """When a plan starts; refuses what is past."""
+    match at:
+        case None:
+            return AT_ONCE
+        case int() if not isinstance(at, bool):
+            if at <= history.epoch:
+                raise UserError(f"at={at}: epoch {at} is past, the last commit is epoch {history.epoch}")
+            return Start(epoch=at)
+        case datetime():
+            if micros(at, "at") < time.time_ns() // 1000:
+                raise UserError(f"at={at.isoformat()} is past: it is {datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ} now")
+            return Start(clock_ms=-(-micros(at, "at") // 1000))
+        case ("event", datetime() as event):
+            marks = [mark for mark in history.watermarks.values() if mark >= micros(event, "at")]
+            if not history.watermarks:
+                raise UserError("at: no step of this query has event time; give an epoch, or a datetime for wall time")
+            if len(marks) == len(history.watermarks):
+                raise UserError(f"at: the event time {event.isoformat()} is past, by all watermarks")
+            return Start(event_time=micros(event, "at"))
+    raise UserError(f"at={at!r}: give an epoch, a datetime for wall time, or (EVENT_TIME, datetime)")
+
+
+def _ranges(given: Span | Sequence[Span] | None) -> list[Range] | None:
+    if given is None:
+        return None
+    several = [given] if isinstance(given, Range) or _is_pair(given) else list(given)
+    found = []
+    for each in several:
+        if isinstance(each, Range):
+            found.append(each)
+        elif isinstance(each, tuple) and _is_pair(each):
+            found.append(Range(int(each[0]), int(each[1])))
+        else:
+            raise UserError(f"ranges={given!r}: give pairs of points, such as (0, 2**63 - 1)")
+    return found
+
+
+def _is_pair(given: object) -> bool:
+    return isinstance(given, tuple) and len(given) == 2 and all(isinstance(point, int) for point in given)
