@@ -65,7 +65,7 @@ def one_move(first: int, last: int, origin: int, target: int, step: str = "count
     ("plan", "reason"),
     [
         (None, "it is nonsense"),
-        (replace(GOOD, store="yours"), "made for another query (store id yours, this is mine)"),
+        (replace(GOOD, store="yours"), "made for another query (store id 'yours', this is mine)"),
         (replace(GOOD, rounds=()), "moves nothing"),
         (replace(GOOD, versions={"cuont": RoutingVersion(0)}), "no step 'cuont'; the query has count, join"),
         (replace(GOOD, gap=-1), "gap=-1: give 0 or more"),

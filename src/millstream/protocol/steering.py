@@ -228,7 +228,7 @@ class _Course:
 def misfit(plan: MigrationPlan, facts: Facts, tables: Mapping[str, RoutingTable]) -> str:
     """Why a plan cannot be one for this query; empty if it can."""
     if plan.store != facts.store:
-        return f"the plan was made for another query (store id {plan.store[:40]}, this is {facts.store})"
+        return f"the plan was made for another query (store id {plan.store[:40]!r}, this is {facts.store})"
     if not plan.rounds:
         return "the plan moves nothing"
     unknown = sorted({*plan.versions, *plan.bin_bits} - set(tables))
