@@ -8,6 +8,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 import millstream as ms
@@ -416,3 +417,46 @@ def verbs_of(kind: type) -> Sequence[str]:
 def test_there_is_no_verb_that_only_one_has() -> None:
     missing = {"active", "await_termination", "stop", "wait_epoch", "recent"}  # of those who run the query themselves
     assert set(verbs_of(ms.RunningQuery)) - missing <= set(verbs_of(Control))
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_mutilated_commands_never_stop_a_query(seed: int) -> None:
+    print(f"seed {seed}")
+    rng = random.Random(seed)
+    sim = simulated()
+    sim.feed(words=WORDS)
+    control = Control(sim.store)
+    for number in range(40):
+        plan = control.plan_rescale(rng.randint(1, 6), strategy=ms.Batched(rng.randint(1, 40), gap=rng.randint(0, 1)))
+        whole = {
+            "number": number,
+            "nonce": "n",
+            "verb": "rescale",
+            "kind": "MigrationPlan",
+            "sender": "me",
+            "at_ms": 1,
+            "body": msgspec.json.decode(msgspec.json.encode(plan)),
+        }
+        for _ in range(rng.randint(0, 3)):
+            mutilate(rng, whole)
+        sim.store.put(names.command(number), msgspec.json.encode(whole))
+        sim.feed(words=WORDS)
+        assert number in sim.driver.journal.history.outcomes
+        assert dict(sim.state("count"))["the"] == 4 * (sim.epoch + 1)
+    outcomes = control.commands()
+    assert any(outcome.state == "refused" for outcome in outcomes)
+    assert any(outcome.done for outcome in outcomes), "some were good"
+
+
+def mutilate(rng: random.Random, thing: Any) -> None:
+    """Replaces something inside, at any depth."""
+    places = list(thing) if isinstance(thing, dict) else list(range(len(thing)))
+    if not places:
+        return
+    place = rng.choice(places)
+    if isinstance(thing[place], (dict, list)) and rng.random() < 0.7:
+        mutilate(rng, thing[place])
+    elif isinstance(thing[place], list) and thing[place]:
+        rng.shuffle(thing[place])
+    else:
+        thing[place] = rng.choice([None, -1, 0, 1, 2, 2**40, 2**64 - 1, 10**30, "", "count", [], {}, [[]], 0.5, True])
