@@ -38,8 +38,14 @@ SECTIONS = {
     "Timers and holds": ["model.timers", "model.times", "model.holds"],
     "The library of steps": ["library.windows", "library.windowed", "library.aggregates", "library"],
     "Sinks": ["model.sinks"],
-    "Migration": ["protocol.strategies", "protocol.migration", "protocol.planner"],
-    "Running queries": ["spark.session", "control.running"],
+    "Migration": [
+        "protocol.migration",
+        "protocol.strategies",
+        "protocol.planner",
+        "control.handle",
+        "protocol.steering",
+    ],
+    "Running queries": ["spark.session", "control.running", "control.connect", "control.overview"],
     "Errors": ["errors"],
 }
 """The order of the page: what users write, what they run, what goes wrong; for each section, modules or whole packages.
@@ -47,10 +53,19 @@ Others come before `LAST`."""
 
 LAST = ["Running queries", "Errors"]
 
-MADE = {"At", "Batch", "InputBatch", "KeyedStream", "RunningQuery", "Status", "Stream", "TimerBatch", "WindowedStream"}
+MADE = {
+    *("At", "Batch", "Control", "Handle", "InputBatch", "KeyedStream", "MigrationPlan", "Outcome", "Overview"),
+    *("Progress", "RunningQuery", "Status", "Stream", "TimerBatch", "WindowedStream"),
+}
 """Classes that users are given and never make, so that their constructors are nobody's business."""
 
-GIVEN = [("library.windowed", "WindowedStream")]
+GIVEN = [
+    ("library.windowed", "WindowedStream"),
+    ("protocol.migration", "MigrationPlan"),
+    ("control.handle", "Progress"),
+    ("protocol.steering", "Outcome"),
+    ("control.overview", "Overview"),
+]
 """Classes without a public name that methods of public ones return."""
 
 INTERNAL = {
@@ -58,11 +73,19 @@ INTERNAL = {
     *("subkey_column", "subkey_text", "subkey_type", "Hold.timer"),
     *("InputBatch.micros", "InputBatch.rows_count", "Simulated.deliver"),
     *(f"{strategy}.rounds" for strategy in ("AllAtOnce", "Fluid", "Batched", "Matched")),
+    *("MigrationPlan.after", "Outcome.drains", "Outcome.generation"),
     *(f"FaultyStore.{operation}" for operation in ("create", "put", "get", "list", "delete", "path")),
 }
 """Members without an underscore that one layer calls on another, and users do not."""
 
-ALIASES = {"Rows": "NDArray[int64]", "Times": "NDArray[int64]", "Mask": "NDArray[bool]"}
+ALIASES = {
+    "Rows": "NDArray[int64]",
+    "Times": "NDArray[int64]",
+    "Mask": "NDArray[bool]",
+    "Steps": "str | Sequence[str] | None",
+    "Span": "tuple[int, int]",
+    "When": "int | datetime | tuple[Literal['event'], datetime] | None",
+}
 """Names for types that are short in the code and mean nothing to a reader."""
 
 

@@ -1,5 +1,7 @@
 """Millstream: stateful stream processing on Spark whose running queries can be changed while they run."""
 
+from millstream.control.connect import Control, connect
+from millstream.control.handle import Handle
 from millstream.control.running import RunningQuery, Status
 from millstream.control.start import Query
 from millstream.errors import (
@@ -41,11 +43,13 @@ __all__ = [
     "Batched",
     "Computation",
     "ConflictError",
+    "Control",
     "DamagedObject",
     "Dedupe",
     "Fenced",
     "Fluid",
     "ForeachBatch",
+    "Handle",
     "Hold",
     "InputBatch",
     "InvariantViolation",
@@ -68,6 +72,7 @@ __all__ = [
     "Value",
     "collect",
     "combine",
+    "connect",
     "count",
     "first",
     "last",

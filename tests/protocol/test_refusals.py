@@ -65,7 +65,7 @@ def one_move(first: int, last: int, origin: int, target: int, step: str = "count
     ("plan", "reason"),
     [
         (None, "it is nonsense"),
-        (replace(GOOD, store="yours"), "made for another query (store id yours, this is mine)"),
+        (replace(GOOD, store="yours"), "made for another query (store id 'yours', this is mine)"),
         (replace(GOOD, rounds=()), "moves nothing"),
         (replace(GOOD, versions={"cuont": RoutingVersion(0)}), "no step 'cuont'; the query has count, join"),
         (replace(GOOD, gap=-1), "gap=-1: give 0 or more"),
@@ -144,7 +144,7 @@ def test_a_cancel_ends_what_is_under_way_after_its_rounds() -> None:
     assert [(o.number, o.state, o.done) for o in steering.outcomes] == [(0, "cancelled", 1), (1, "done", 0)]
 
 
-NUMBERS = st.one_of(st.integers(-2, 20), st.sampled_from([2**31, 2**63, 2**64, 2**70, -(2**63)]))
+NUMBERS = st.one_of(st.integers(-2, 20), st.sampled_from([2**31, 2**32, 2**63 - 1, -(2**63)]))
 RANGES = st.one_of(
     st.builds(bin_range, st.integers(0, 15).map(Bin), st.just(4)),
     st.tuples(st.integers(0, LAST), st.integers(0, LAST)).map(lambda pair: Range(min(pair), max(pair))),

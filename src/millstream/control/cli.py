@@ -1,10 +1,8 @@
-"""The command line: `millstream demo`, `millstream nexmark` and `millstream bench`.
+"""The command line: `millstream demo`, `nexmark`, `bench`, and the verbs of `control_commands`.
 
 Rules
 -----
-- An error of ours is one text on standard error, red in a terminal, without a traceback; its class decides the exit
-  code (see `EXIT_CODES`). Anything else is a bug and shows its traceback.
-- Exit codes: 0 good, 1 an error or a wrong result, 2 wrong usage, 3 somebody else was quicker, 70 our bug, 130 Ctrl-C.
+- Errors and exit codes are those of `exits`.
 - Java is looked for before PySpark is asked to start it, because PySpark's own complaint does not say what to do.
 - Commands import what they need when they run, so that `--help` does not load it.
 """
@@ -25,14 +23,11 @@ from typing import Any
 import click
 
 import millstream
+from millstream.control.control_commands import COMMANDS
+from millstream.control.exits import INTERRUPTED, code_of, complain
 from millstream.control.nexmark_command import nexmark
-from millstream.errors import ConflictError, InvariantViolation, MillstreamError, UserError
+from millstream.errors import MillstreamError, UserError
 
-EXIT_CODES: tuple[tuple[type[MillstreamError], int], ...] = (
-    (ConflictError, 3),
-    (InvariantViolation, 70),
-    (MillstreamError, 1),
-)
 _JAVA_VERSIONS = ("17", "21")
 _JAVA_MODULE = "jdk.incubator.vector"
 _JAVA_PLACES = (Path("/usr/lib/jvm"), Path("/Library/Java/JavaVirtualMachines"))
@@ -44,27 +39,18 @@ class _Commands(click.Group):
     def invoke(self, ctx: click.Context) -> Any:
         try:
             return super().invoke(ctx)
-        except MillstreamError as error:
-            _complain(str(error))
-            if isinstance(error, InvariantViolation):
-                _complain(
-                    "This is a bug in Millstream: please report it, with the text above and `millstream --version`."
-                )
-            ctx.exit(next(code for kind, code in EXIT_CODES if isinstance(error, kind)))
+        except (MillstreamError, TimeoutError) as error:
+            complain(error)
+            ctx.exit(code_of(error))
         except KeyboardInterrupt:
             click.echo("Stopped.", err=True)
-            ctx.exit(130)
-
-
-def _complain(text: str) -> None:
-    # `color=False` removes colours, None leaves it to click, which keeps them for terminals only.
-    click.secho(text, fg="red", err=True, color=False if os.environ.get("NO_COLOR") else None)
+            ctx.exit(INTERRUPTED)
 
 
 @click.group(
     cls=_Commands,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
-    epilog="Start with `millstream demo`. Everything else is Python: `import millstream as ms`.",
+    epilog="Start with `millstream demo`. Queries are written and started in Python: `import millstream as ms`.",
 )
 @click.version_option(
     millstream.__version__,
@@ -72,7 +58,15 @@ def _complain(text: str) -> None:
     prog_name="millstream",
 )
 def main() -> None:
-    """Millstream: stateful stream processing on PySpark, every record counted exactly once."""
+    """Millstream: stateful stream processing on PySpark, every record counted exactly once.
+
+    Exit codes: 0 good, 1 an error or a refusal, 2 wrong usage, 3 somebody else was quicker (plan again), 4 not over in
+    time, 70 a bug in Millstream, 130 Ctrl-C.
+    """
+
+
+for command in COMMANDS:
+    main.add_command(command)
 
 
 main.add_command(nexmark)

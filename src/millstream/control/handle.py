@@ -78,8 +78,8 @@ class Handle:
         history = self._look()
         return progress_of(self._found(history), self.plan, history.epoch)
 
-    def wait(self, timeout: float | None = None) -> Outcome:
-        """Waits until it is done or cancelled, and says which.
+    def wait(self, timeout: float | None = None, tell: Callable[[Progress], None] | None = None) -> Outcome:
+        """Waits until it is done or cancelled, and says which. `tell` is called with the progress, again and again.
 
         Raises `ConflictError` if it was refused because its plan is stale, so that one may plan again; `UserError` if
         it was refused for what it says; `TimeoutError` if it is not over after `timeout` seconds. In that case it
@@ -90,6 +90,8 @@ class Handle:
         pause = _FIRST_POLL_S
         while True:
             outcome = self._found(history)
+            if tell is not None:
+                tell(progress_of(outcome, self.plan, history.epoch))
             if outcome is not None and outcome.over:
                 return _raised(outcome)
             ended = self._ended()

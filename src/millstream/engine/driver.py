@@ -133,6 +133,7 @@ class Driver:
 
     def claim(self) -> None:
         """Takes the store over, and ends an attempt that an earlier driver left open."""
+        self.listener.log.guard()
         self.journal.claim()
         self._since_ms = max(self._clock(), self.journal.history.clock_ms)
         left = self.journal.history.plan

@@ -40,26 +40,35 @@ KEPT_OUTCOMES = 128
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What has become of a command. `done` of its `rounds` have been carried out, from epoch `began` to `last`.
-
-    `stale` is a refusal that is nobody's fault: the plan fitted what it was made for, and not what was found.
-    """
+    """What has become of a command."""
 
     number: int
+    """The number of the command."""
     verb: str
+    """What it asked for."""
     state: str
+    """`waiting`, `running`, `done`, `refused` or `cancelled`."""
     reason: str = ""
+    """Why it was refused or cancelled."""
     rounds: int = 0
+    """How many rounds it has."""
     done: int = 0
+    """How many of them have been carried out."""
     began: int = -1
+    """The epoch of the first; -1 before."""
     last: int = -1
+    """The epoch of the last that was carried out; -1 before."""
     bytes: int = 0
+    """About how many bytes of state it moves."""
     drains: str = ""
     generation: int = 0
     """Of the driver that began it: the names of workers mean something to that one only."""
     sender: str = ""
+    """Who sent it: user, host and process."""
     at_ms: int = 0
+    """When, by the sender's clock, in milliseconds since 1970."""
     stale: bool = False
+    """Whether it was refused for what has changed meanwhile, so that planning again can help."""
 
     @property
     def over(self) -> bool:
@@ -221,7 +230,7 @@ class _Course:
 def misfit(plan: MigrationPlan, facts: Facts, tables: Mapping[str, RoutingTable]) -> str:
     """Why a plan cannot be one for this query; empty if it can."""
     if plan.store != facts.store:
-        return f"the plan was made for another query (store id {plan.store[:40]}, this is {facts.store})"
+        return f"the plan was made for another query (store id {plan.store[:40]!r}, this is {facts.store})"
     if not plan.rounds:
         return "the plan moves nothing"
     unknown = sorted({*plan.versions, *plan.bin_bits} - set(tables))

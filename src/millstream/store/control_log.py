@@ -211,9 +211,26 @@ def _asked(command: Command) -> MigrationPlan | Cancel | str:
     """What a command of a known kind asks for, or why that cannot be known."""
     try:
         ask: MigrationPlan | Cancel = msgspec.json.decode(bytes(command.body), type=_KINDS[command.kind])
-        return ask
+        return ask if _fits(ask) else f"its {command.kind} cannot be read: it has a number beyond 64 bits"
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, UserError) as error:  # a range may be wrong
         return f"its {command.kind} cannot be read: {_line(str(error), 400)}"
+
+
+def _fits(ask: MigrationPlan | Cancel) -> bool:
+    """Whether all numbers are such as one can calculate with."""
+    if isinstance(ask, Cancel):
+        return _is_long(ask.number)
+    start = ask.start
+    few = [ask.gap, ask.fetch_limit, start.epoch, start.clock_ms, start.event_time]
+    moves = [move for moves in ask.rounds for move in moves]
+    return all(map(_is_long, [*few, *ask.versions.values(), *ask.bin_bits.values()])) and all(
+        _is_long(move.origin) and _is_long(move.target) and _is_long(move.bytes) and _is_long(move.bins)
+        for move in moves
+    )
+
+
+def _is_long(number: int | None) -> bool:
+    return number is None or -(1 << 63) <= number < 1 << 63
 
 
 def _line(text: str, most: int) -> str:

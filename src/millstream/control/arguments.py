@@ -1,0 +1,116 @@
+"""What is typed on the command line, as values: strategies, times, numbers, ranges, settings.
+
+Rules
+-----
+- What cannot be read is wrong usage, and the text says what would be right.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+
+import click
+
+if TYPE_CHECKING:
+    from millstream.protocol.strategies import Strategy
+
+
+class StrategyType(click.ParamType[Any]):
+    """`all-at-once`, `fluid`, `batched:N` or `matched`; a function from the gap to the strategy."""
+
+    name = "strategy"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        from millstream.protocol.strategies import AllAtOnce, Batched, Fluid, Matched
+
+        if not isinstance(value, str):
+            return value
+        plain: dict[str, Callable[[int], Strategy]] = {
+            "all-at-once": lambda gap: AllAtOnce(gap=gap),
+            "fluid": lambda gap: Fluid(gap=gap),
+            "matched": lambda gap: Matched(gap=gap),
+        }
+        if value in plain:
+            return plain[value]
+        batched = re.fullmatch(r"batched:([1-9][0-9]{0,8})", value)
+        if batched is None:
+            self.fail(
+                f"{value!r} is none of all-at-once, fluid, batched:N (such as batched:64) and matched", param, ctx
+            )
+        return lambda gap: Batched(int(batched[1]), gap=gap)
+
+
+class WhenType(click.ParamType[Any]):
+    """An epoch, an ISO time, or `event:` and an ISO time."""
+
+    name = "when"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        if not isinstance(value, str):
+            return value
+        if re.fullmatch(r"[0-9]{1,15}", value):
+            return int(value)
+        event, _, iso = value.rpartition("event:")
+        try:
+            moment = datetime.fromisoformat(iso)
+        except ValueError:
+            self.fail(
+                f"{value!r} is neither an epoch (120), nor a time (2026-05-01T12:00:00Z), nor an event time "
+                "(event:2026-05-01T12:00:00Z)",
+                param,
+                ctx,
+            )
+        moment = moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)
+        return ("event", moment) if value.startswith("event:") and not event else moment
+
+
+class NumbersType(click.ParamType[Any]):
+    """Whole numbers: `3`, `0-31`, `0-31,40`."""
+
+    name = "numbers"
+    most = 1 << 20
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        if not isinstance(value, str):
+            return value
+        found: list[int] = []
+        for part in value.split(","):
+            ends = re.fullmatch(r"([0-9]{1,10})(?:-([0-9]{1,10}))?", part.strip())
+            if ends is None:
+                self.fail(f"{value!r}: give numbers such as 3, 0-31 or 0-31,40", param, ctx)
+            first, last = int(ends[1]), int(ends[2] or ends[1])
+            if last < first or last - first >= self.most:
+                self.fail(f"{value!r}: {part.strip()} goes from {first} to {last}", param, ctx)
+            found.extend(range(first, last + 1))
+        return found
+
+
+class SpanType(click.ParamType[Any]):
+    """A range of the key space: two points of 16 hexadecimal digits, as plans print them."""
+
+    name = "range"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        if not isinstance(value, str):
+            return value
+        ends = re.fullmatch(r"([0-9a-fA-F]{16})-([0-9a-fA-F]{16})", value)
+        if ends is None:
+            self.fail(f"{value!r}: give two points of 16 hexadecimal digits, such as {'0' * 16}-{'7' + 'f' * 15}")
+        return int(ends[1], 16), int(ends[2], 16)
+
+
+class SettingType(click.ParamType[Any]):
+    """`KEY=VALUE`."""
+
+    name = "setting"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        if not isinstance(value, str):
+            return value
+        key, equals, setting = value.partition("=")
+        if not key or not equals:
+            self.fail(f"{value!r}: give KEY=VALUE", param, ctx)
+        return key, setting

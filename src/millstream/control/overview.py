@@ -1,0 +1,143 @@
+"""An overview of a query, from its journal alone: what `status` and `watch` show.
+
+Rules
+-----
+- It tells what is committed. What only the driver knows, such as where the time of an epoch goes, is not in it; nor
+  whether a driver runs, but only when one last wrote.
+- Nothing is read for it but the journal: sizes are those in the manifest, and within a segment bytes go with width.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+
+import numpy as np
+
+from millstream.control.handle import Progress, progress_of
+from millstream.model.times import moment
+from millstream.protocol.epochs import Commit, History, Plan
+from millstream.protocol.migration import MigrationPlan
+from millstream.protocol.planner import bytes_in
+from millstream.protocol.steering import Outcome
+from millstream.store.journal import Envelope
+
+_REMEMBERED = 32
+
+
+@dataclass(frozen=True, slots=True)
+class Overview:
+    """A snapshot of a query, as its store tells it. Made by `Control.status`."""
+
+    name: str
+    """The name of the query."""
+    epoch: int
+    """The last committed epoch; -1 before the first."""
+    generation: int
+    """How many drivers have taken the store over so far."""
+    written: datetime
+    """When a driver last wrote to the journal, by its own clock."""
+    records: dict[str, int]
+    """How many records each step had in the last epoch."""
+    records_per_second: float
+    """Records of the last epochs, up to 32, over the time between their commits, all steps added up."""
+    epoch_ms: float
+    """How long the last epoch took, from its plan to its commit."""
+    slots: dict[int, int]
+    """The slots that own something, and about how many bytes of state each has."""
+    workers: dict[str, tuple[int, ...]]
+    """The workers, and the slots that were placed on each."""
+    state_bytes: int
+    """The size of the state in the store."""
+    segments: int
+    """In how many segments the state lies."""
+    watermarks: dict[str, datetime | None]
+    """The watermark of each source and step with event time."""
+    late: dict[str, int]
+    """How many late records each step has dropped, or sent to its output `late`."""
+    dead_letters: dict[str, int]
+    """How many records each step has sent to its output `dead_letter`."""
+    clock: datetime | None
+    """The time in the last epoch's plan."""
+    commands: dict[int, Progress]
+    """The commands that are under way, and how far each has come."""
+    unheard: int
+    """How many commands stand in the control log that no committed epoch has heard."""
+
+    @property
+    def lags(self) -> dict[str, timedelta]:
+        """How far the watermark of each source and step is behind the clock of the last epoch's plan."""
+        now = self.clock
+        return {} if now is None else {name: now - mark for name, mark in self.watermarks.items() if mark is not None}
+
+
+class Pulse:
+    """What the envelopes of a journal tell: when it was written, and how quickly epochs follow each other."""
+
+    def __init__(self) -> None:
+        self.written_ms = 0
+        self.epoch_ms = 0.0
+        self._planned: tuple[int, int, int] | None = None
+        self._commits: deque[tuple[int, int]] = deque(maxlen=_REMEMBERED + 1)
+
+    def told(self, envelope: Envelope) -> None:
+        """An entry was read."""
+        self.written_ms = envelope.at_ms
+        if isinstance(envelope.body, Plan):
+            self._planned = (envelope.body.epoch, envelope.body.attempt, envelope.at_ms)
+        elif isinstance(envelope.body, Commit):
+            commit = envelope.body
+            if self._planned is not None and self._planned[:2] == (commit.epoch, commit.attempt):
+                self.epoch_ms = float(max(0, envelope.at_ms - self._planned[2]))
+            self._commits.append((envelope.at_ms, sum(commit.records.values())))
+
+    @property
+    def records_per_second(self) -> float:
+        """Over the epochs that were seen, from commit to commit; 0 until there are two."""
+        took_ms = self._commits[-1][0] - self._commits[0][0] if self._commits else 0
+        return sum(count for _, count in list(self._commits)[1:]) / took_ms * 1000 if took_ms > 0 else 0.0
+
+
+def overview_of(history: History, pulse: Pulse, plans: Mapping[int, MigrationPlan], unheard: int) -> Overview:
+    """The overview of a query whose commands under way have these plans, as far as they are known."""
+    segments = list(history.manifest.segments())
+    recent = history.recent.get(history.epoch)
+    return Overview(
+        str((history.graph or {}).get("query", "?")),
+        history.epoch,
+        history.generation,
+        datetime.fromtimestamp(pulse.written_ms / 1000, UTC),
+        dict(recent.records) if recent else {},
+        pulse.records_per_second,
+        pulse.epoch_ms,
+        bytes_by_slot(history),
+        dict(history.workers),
+        sum(segment.bytes for segment in segments),
+        len(segments),
+        {
+            **{name: moment(clock.watermark) for name, clock in history.clocks.items()},
+            **{name: moment(mark) for name, mark in history.watermarks.items()},
+        },
+        dict(history.late),
+        dict(history.dead_letters),
+        moment(history.clock_ms * 1000) if history.clock_ms else None,
+        {outcome.number: progress_of(outcome, plans.get(outcome.number), history.epoch) for outcome in live(history)},
+        unheard,
+    )
+
+
+def live(history: History) -> list[Outcome]:
+    """The commands that are under way, in their order."""
+    return [history.outcomes[number] for number in sorted(history.outcomes) if not history.outcomes[number].over]
+
+
+def bytes_by_slot(history: History) -> dict[int, int]:
+    """The slots that own something, and about how many bytes of state each has."""
+    found: Counter[int] = Counter()
+    for step, table in history.tables.items():
+        sizes = bytes_in(history.manifest, step, np.array(table.firsts, np.uint64))
+        for slot, size in zip(table.slots, sizes.tolist(), strict=True):
+            found[int(slot)] += size
+    return dict(sorted(found.items()))

@@ -1,0 +1,352 @@
+"""The verbs on the command line: what they print, what they change, and with which code they end."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import signal
+import subprocess
+import sys
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+from rich.console import Console
+
+import millstream as ms
+from millstream.control import watch
+from millstream.control.cli import main
+from millstream.control.connect import Control
+from millstream.control.control_commands import COMMANDS
+from millstream.protocol.routing import RoutingTable
+from millstream.store import names
+from millstream.store.objects import open_store
+from millstream.testing import Simulated
+from words import WORDS, files, running, simulated
+
+
+@pytest.fixture(autouse=True)
+def no_token(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("MILLSTREAM_TOKEN", raising=False)
+
+
+@pytest.fixture
+def sim(tmp_path: Path) -> Simulated:
+    made = simulated(open_store(str(tmp_path)), workers=("a", "b"))
+    made.feed(words=WORDS)
+    return made
+
+
+def run(verb: str, sim: Simulated | Path, *args: str, code: int = 0) -> Result:
+    """A verb on a store; the test fails if it ends with another code."""
+    store = str(sim) if isinstance(sim, Path) else sim.store.uri
+    result = CliRunner().invoke(main, [verb, store, *args])
+    assert result.exit_code == code, result.output
+    assert "Traceback" not in result.output
+    return result
+
+
+def told(result: Result) -> Any:
+    """The one JSON object on standard output."""
+    assert result.stdout.count("\n") == 1
+    return json.loads(result.stdout)
+
+
+def table(sim: Simulated) -> RoutingTable:
+    return sim.driver.tables["count"]
+
+
+# -- looking
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=lambda command: str(command.name))
+def test_every_verb_says_what_it_does(command: Any) -> None:
+    result = CliRunner().invoke(main, [command.name, "-h"])
+    assert result.exit_code == 0
+    assert f"{command.name} [OPTIONS] STORE" in result.stdout
+    assert command.name in main.commands
+    assert all(option.help for option in command.params if option.param_type_name == "option")
+
+
+def test_the_status_names_what_an_operator_asks_for(sim: Simulated) -> None:
+    text = run("status", sim).stdout
+    for expected in ("query      words", "epoch      0, last write", "worker     a: slot 0", "worker     b: slot 1"):
+        assert expected in text
+    status = told(run("status", sim, "--json"))
+    assert (status["name"], status["epoch"], sorted(status["slots"])) == ("words", 0, ["0", "1"])
+    assert status["workers"] == {"a": [0], "b": [1]}
+    assert told(run("watch", sim, "--once", "--json"))["epoch"] == 0
+    assert "worker     a" in run("watch", sim, "--once").stdout
+
+
+def test_a_store_without_a_query_is_an_error_and_stays_empty(tmp_path: Path) -> None:
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    for place in (empty, tmp_path / "nothing"):
+        for verb in (["status"], ["watch"], ["commands"], ["rescale", "4"], ["cancel", "0"]):
+            assert "there is no" in run(verb[0], place, *verb[1:], code=1).stderr
+    error = told(run("status", empty, "--json", code=1))
+    assert (error["kind"], error["exit_code"]) == ("UserError", 1)
+    assert error["error"].startswith("there is no query in the store")
+    assert list(empty.iterdir()) == []
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["empty"]
+
+
+# -- changing
+
+
+def test_a_dry_run_prints_the_plan_and_changes_nothing(sim: Simulated) -> None:
+    before = files(sim.store)
+    text = run("rescale", sim, "4", "--dry-run", "--strategy", "batched:8", "--gap", "2").stdout
+    assert text.startswith("rescale by Batched(8, gap=2), from routing version 0 of 'count'")
+    assert "32 bins" in text
+    plan = told(run("rescale", sim, "4", "--dry-run", "--strategy", "batched:8", "--gap", "2", "--json"))
+    assert plan["plan"]["strategy"] == "Batched(8, gap=2)"
+    assert (plan["plan"]["rounds"], plan["plan"]["epochs"], plan["plan"]["bins"]) == (4, 10, 32)
+    assert (plan["dry_run"], plan["command"], plan["outcome"]) == (True, None, None)
+    assert files(sim.store) == before
+
+
+def test_a_rescale_waits_until_it_is_done(sim: Simulated) -> None:
+    with running(sim):
+        text = run("rescale", sim, "4", "--timeout", "60").stdout
+    assert "rescale by Batched(64)" in text
+    assert "Sent as command 0." in text
+    assert "Command 0 (rescale): done, 1 of 1 rounds, epochs" in text
+    assert set(table(sim).slots) == {0, 1, 2, 3}
+    with running(sim):
+        answer = told(run("rescale", sim, "2", "--strategy", "fluid", "--timeout", "60", "--json"))
+    assert (answer["command"], answer["outcome"]["state"]) == (1, "done")
+    assert answer["outcome"]["done"] == answer["plan"]["rounds"] == 32
+    assert set(table(sim).slots) == {0, 1}
+    assert dict(sim.state("count"))["the"] == 4 * (sim.epoch + 1)
+    listed = run("commands", sim).stdout
+    assert "Command 0 (rescale): done" in listed
+    assert "Command 1 (rescale): done, 32 of 32 rounds" in listed
+    assert [each["number"] for each in told(run("commands", sim, "--json"))["commands"]] == [0, 1]
+
+
+def test_bins_ranges_and_shares_of_slots_can_be_moved(sim: Simulated) -> None:
+    before = table(sim)
+    for arguments in (
+        ("--bins", "0-3,7", "--to", "1"),
+        ("--range", "f000000000000000-ffffffffffffffff", "--to", "0"),
+        ("--from", "0", "--share", "0.25", "--to", "1", "--strategy", "matched", "--step", "count"),
+    ):
+        answer = told(run("move", sim, *arguments, "--no-wait", "--json"))
+        assert answer["outcome"] is None
+        while sim.driver.journal.history.outcomes.get(answer["command"]) is None or table(sim) == before:
+            sim.feed(words=WORDS)
+        while not sim.driver.journal.history.outcomes[answer["command"]].over:
+            sim.feed(words=WORDS)
+        assert sim.driver.journal.history.outcomes[answer["command"]].state == "done"
+        before = table(sim)
+
+
+def test_a_worker_is_drained_and_slots_are_balanced(sim: Simulated) -> None:
+    with running(sim):
+        run("drain", sim, "a", "--timeout", "60")
+        run("balance", sim, "--timeout", "60")
+    assert set(table(sim).slots) == {1}, "slot 0 was on the worker, and is gone"
+    assert "no worker 'z'; the query runs on" in run("drain", sim, "z", code=1).stderr
+
+
+def test_nothing_to_do_is_no_error(sim: Simulated) -> None:
+    before = files(sim.store)
+    assert "nothing to move" in run("rescale", sim, "2").stdout
+    assert told(run("rescale", sim, "2", "--json"))["command"] is None
+    assert files(sim.store) == before
+
+
+def test_a_command_is_cancelled_by_its_number(sim: Simulated) -> None:
+    number = told(run("rescale", sim, "4", "--strategy", "fluid", "--gap", "3", "--no-wait", "--json"))["command"]
+    sim.feed(words=WORDS)
+    asked = told(run("cancel", sim, str(number), "--no-wait", "--json"))["command"]
+    sim.feed(words=WORDS)
+    outcomes = sim.driver.journal.history.outcomes
+    assert (outcomes[number].state, outcomes[number].done, outcomes[asked].state) == ("cancelled", 1, "done")
+    with running(sim):
+        refused = run("cancel", sim, str(number), "--timeout", "60", code=1)
+    assert f"command {number} is not under way: it is cancelled" in refused.stderr
+
+
+def test_a_stale_plan_is_a_conflict(sim: Simulated, monkeypatch: pytest.MonkeyPatch) -> None:
+    planned = Control.plan_rescale
+    plan = ms.connect(sim.store.uri).plan_rescale(8)
+    run("rescale", sim, "3", "--no-wait")
+    sim.feed(words=WORDS)
+    monkeypatch.setattr(Control, "plan_rescale", lambda self, slots, **given: plan)
+    with running(sim):
+        assert "found 1; plan again" in run("rescale", sim, "8", "--timeout", "60", code=3).stderr
+        error = told(run("rescale", sim, "8", "--timeout", "60", "--json", code=3))
+    assert (error["kind"], error["exit_code"]) == ("ConflictError", 3)
+    monkeypatch.setattr(Control, "plan_rescale", planned)
+    with running(sim):
+        run("rescale", sim, "8", "--timeout", "60")
+
+
+def test_without_a_driver_a_command_waits_and_says_so(sim: Simulated) -> None:
+    late = run("rescale", sim, "4", "--timeout", "0", code=4)
+    assert "command 0 has not been heard yet, after 0 s. No epoch was committed meanwhile" in late.stderr
+    assert "stays in the control log" in late.stderr
+    error = told(run("cancel", sim, "9", "--timeout", "0", "--json", code=4))
+    assert (error["kind"], error["exit_code"]) == ("TimeoutError", 4)
+    assert "unheard    2 commands in the control log" in run("status", sim).stdout
+    sim.feed(words=WORDS)
+    assert set(table(sim).slots) == {0, 1, 2, 3}
+
+
+def test_a_plan_may_wait_for_an_epoch_or_a_time(sim: Simulated) -> None:
+    run("rescale", sim, "3", "--at", "3", "--no-wait")
+    sim.feed(words=WORDS)
+    assert "command    0 waiting: 0 of 1 rounds" in run("status", sim).stdout
+    while sim.epoch < 3:
+        sim.feed(words=WORDS)
+    assert sim.driver.journal.history.outcomes[0].began == 3
+    assert "epoch 2 is past" in run("rescale", sim, "4", "--at", "2", code=1).stderr
+    assert "is past" in run("rescale", sim, "4", "--at", "2020-05-01T12:00", code=1).stderr
+    assert "has event time" in run("rescale", sim, "4", "--at", "event:2020-05-01T12:00Z", code=1).stderr
+    plan = told(run("rescale", sim, "4", "--at", "2999-05-01T14:00:00+02:00", "--dry-run", "--json"))
+    assert plan["plan"]["start"]["clock_ms"] == datetime(2999, 5, 1, 12, tzinfo=UTC).timestamp() * 1000
+
+
+@pytest.mark.parametrize(
+    ("arguments", "reason"),
+    [
+        (["rescale", "0"], "SLOTS"),
+        (["rescale", "many"], "SLOTS"),
+        (["rescale", "4", "--strategy", "quick"], "'quick' is none of all-at-once, fluid, batched:N"),
+        (["rescale", "4", "--strategy", "batched:0"], "'batched:0' is none of"),
+        (["rescale", "4", "--gap", "-1"], "--gap"),
+        (["rescale", "4", "--at", "tomorrow"], "'tomorrow' is neither an epoch"),
+        (["rescale", "4", "--timeout", "-1"], "--timeout"),
+        (["rescale", "4", "--store-option", "x"], "give KEY=VALUE"),
+        (["move", "--to", "1"], "give one of --bins, --range and --from"),
+        (["move", "--to", "1", "--bins", "1", "--from", "0"], "give one of --bins, --range and --from"),
+        (["move", "--to", "1", "--bins", "1", "--share", "0.5"], "--share goes with --from"),
+        (["move", "--to", "1", "--bins", "5-2"], "goes from 5 to 2"),
+        (["move", "--to", "1", "--bins", "a"], "give numbers such as"),
+        (["move", "--to", "1", "--range", "0-ff"], "two points of 16 hexadecimal digits"),
+        (["cancel", "first"], "NUMBER"),
+        (["drain"], "WORKER"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_wrong_usage_changes_nothing(sim: Simulated, arguments: list[str], reason: str) -> None:
+    before = files(sim.store)
+    assert reason in run(arguments[0], sim, *arguments[1:], code=2).stderr
+    assert files(sim.store) == before
+
+
+@pytest.mark.parametrize(
+    ("arguments", "reason"),
+    [
+        (["rescale", "65"], "give at most 64 slots"),
+        (["rescale", "4", "--step", "cuont"], "no step 'cuont'; the query has count"),
+        (["move", "--to", "9", "--bins", "1"], "slot"),
+        (["move", "--to", "1", "--bins", "64"], "bin"),
+        (["move", "--to", "1", "--range", f"{'0' * 16}-{'1' * 16}", "--range", f"{'0' * 16}-{'2' * 16}"], "overlap"),
+        (["move", "--to", "1", "--range", f"{'2' * 16}-{'1' * 16}"], "not a range"),
+        (["rescale", "4", "--token", "x"], "is not guarded, so a token means nothing"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_what_makes_no_sense_is_an_error_and_changes_nothing(sim: Simulated, arguments: list[str], reason: str) -> None:
+    before = files(sim.store)
+    assert reason in run(arguments[0], sim, *arguments[1:], code=1).stderr
+    assert reason in told(run(arguments[0], sim, *arguments[1:], "--json", code=1))["error"]
+    assert files(sim.store) == before
+
+
+def test_the_token_comes_from_an_option_or_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sim = simulated(open_store(str(tmp_path)), token="secret")
+    sim.feed(words=WORDS)
+    assert "is guarded: give the token" in run("rescale", sim, "3", code=1).stderr
+    assert "is not the token" in run("rescale", sim, "3", "--token", "guess", code=1).stderr
+    assert run("status", sim).exit_code == 0, "looking needs none"
+    run("rescale", sim, "3", "--dry-run")
+    run("rescale", sim, "3", "--token", "secret", "--no-wait")
+    sim.feed(words=WORDS)
+    monkeypatch.setenv("MILLSTREAM_TOKEN", "secret")
+    run("rescale", sim, "4", "--no-wait")
+    sim.feed(words=WORDS)
+    assert set(table(sim).slots) == {0, 1, 2, 3}
+
+
+def test_what_was_refused_is_listed_with_its_sender(sim: Simulated) -> None:
+    assert "No command has been heard." in run("commands", sim).stdout
+    sim.store.put(names.command(0), b"hello")
+    sim.feed(words=WORDS)
+    text = run("commands", sim).stdout
+    assert "Command 0 (?): refused: it cannot be read as a command" in text
+    assert "the sender is not known" in text
+
+
+# -- watching
+
+
+def test_watch_tells_every_change_until_ctrl_c(sim: Simulated, monkeypatch: pytest.MonkeyPatch) -> None:
+    looks = 0
+
+    def pause(seconds: float) -> None:
+        nonlocal looks
+        looks += 1
+        if looks == 2:
+            Control(sim.store).cancel(5)
+        elif looks == 5:
+            raise KeyboardInterrupt
+        elif looks != 4:
+            sim.feed(words=WORDS)
+
+    monkeypatch.setattr(watch.time, "sleep", pause)
+    lines = run("watch", sim).stdout.splitlines()
+    assert [line.split(";")[0] for line in lines] == ["epoch 0", "epoch 1", "epoch 1", "epoch 2"]
+    assert "1 not heard yet" in lines[2]
+
+
+def test_watch_ends_well_at_ctrl_c_in_a_process_of_its_own(sim: Simulated) -> None:
+    command = [sys.executable, "-m", "millstream.control.cli", "watch", sim.store.uri, "--every", "0.05", "--json"]
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=os.environ
+    ) as process:
+        assert process.stdout is not None
+        first = json.loads(process.stdout.readline())
+        sim.feed(words=WORDS)
+        second = json.loads(process.stdout.readline())
+        process.send_signal(signal.SIGINT)
+        rest, errors = process.communicate(timeout=60)
+    assert (first["epoch"], second["epoch"], rest) == (0, 1, "")
+    assert (process.returncode, errors) == (0, "")
+
+
+@pytest.mark.parametrize("width", [40, 80, 160])
+def test_the_picture_shows_slots_workers_and_progress(sim: Simulated, width: int) -> None:
+    control = Control(sim.store)
+    control.cancel(7)
+    sim.feed(words=WORDS)
+    handle = control.apply(control.plan_rescale(4, strategy=ms.Batched(8)))
+    sim.feed(words=WORDS)
+    sim.feed(words=WORDS)
+    assert handle.progress().done == 2
+    console = Console(width=width, force_terminal=True, record=True, file=io.StringIO())
+    console.print(watch.picture(control.status(), control.commands(), width))
+    text = console.export_text()
+    assert max(map(len, text.splitlines())) <= width
+    for expected in ("words", "worker a", "slot 3", "refused"):
+        assert expected in text
+    if width >= 80:
+        assert "running, 2 of 4 rounds" in text
+
+
+def test_a_watermark_is_shown_with_how_far_it_is_behind() -> None:
+    query = ms.Query("timed")
+    source = query.source("words", None, event_time="ts", lateness="10 seconds")
+    source.key_by("word").count("count")
+    start = datetime(2026, 1, 1, tzinfo=UTC)
+    sim = Simulated(query, {"words": "word string, ts timestamp"}, now=start + timedelta(seconds=90))
+    sim.feed(words=[("a", start + timedelta(seconds=60))])
+    text = "\n".join(watch.lines(Control(sim.store).status()))
+    assert "watermark  words: 2026-01-01 00:00:50, 40.0 s behind" in text
