@@ -58,7 +58,7 @@ INTERNAL = {
     *("subkey_column", "subkey_text", "subkey_type", "Hold.timer"),
     *("InputBatch.micros", "InputBatch.rows_count", "Simulated.deliver"),
     *(f"{strategy}.rounds" for strategy in ("AllAtOnce", "Fluid", "Batched", "Matched")),
-    *(f"FaultyStore.{operation}" for operation in ("create", "put", "get", "list", "delete", "path")),
+    *(f"FaultyStore.{operation}" for operation in ("create", "put", "get", "get_ranges", "list", "delete", "path")),
 }
 """Members without an underscore that one layer calls on another, and users do not."""
 
