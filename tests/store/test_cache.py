@@ -370,7 +370,7 @@ def test_a_store_elsewhere_is_read_through_a_cache_in_any_case(tmp_path: Path, m
 
 def test_segments_that_no_slot_of_the_worker_needs_are_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cache_module, "_NEW_S", -1.0)
-    monkeypatch.setattr(cache_module, "_SWEEP_EVERY", 1)
+    monkeypatch.setattr(cache_module, "_NOTE_EVERY_S", 0.0)
     store = open_store(str(tmp_path / "store"))
     one, two = attached(store, tmp_path / "cache"), attached(store, tmp_path / "cache")
     refs = [written(store, rows_of(50, seed=i), one) for i in range(3)]

@@ -47,8 +47,9 @@ _NEW_S = 60.0
 """Files younger than this stay, needed or not: the note may be yet to come."""
 _NOTE_S = 600.0
 """Notes older than this do not count."""
-_SWEEP_EVERY = 16
-"""Notes between two looks at what nobody needs."""
+_NOTE_EVERY_S = 5.0
+"""How often a slot notes what it needs, and what nobody needs is looked for. Much less than the time that files stay in
+any case: a file that is needed is in a note by then."""
 
 _LOG = logging.getLogger("millstream")
 
@@ -118,7 +119,8 @@ class WorkerCache:
     def __init__(self, directory: Path, limit: int = DEFAULT_CACHE_BYTES, fetch_limit: float | None = None) -> None:
         self.directory, self._limit = directory, limit
         self.pace = Limiter(directory / "pace", fetch_limit) if fetch_limit else None
-        self._notes = 0
+        self._noted: dict[int, float] = {}
+        self._swept = time.monotonic()
         self._unmeasured = limit  # what was written since the size was last measured; at first nobody knows
         self._warned = False
         self._make()
@@ -182,14 +184,18 @@ class WorkerCache:
                 raise
 
     def note(self, slot: int, needs: Collection[str]) -> None:
-        """Notes what a slot needs now; from time to time removes what no slot needs."""
+        """Notes what a slot needs now, and removes what no slot needs; both from time to time only."""
+        now = time.monotonic()
+        if now - self._noted.get(slot, -_NOTE_EVERY_S) < _NOTE_EVERY_S:
+            return
+        self._noted[slot] = now
         with self._trying():
             path = self.directory / "slots" / str(slot)
             staged = path.with_name(f"{slot}.{os.getpid()}")
             staged.write_bytes(msgspec.msgpack.encode([names.base(name) for name in needs]))
             staged.rename(path)
-            self._notes += 1
-            if self._notes % _SWEEP_EVERY == 0:
+            if now - self._swept >= _NOTE_EVERY_S:
+                self._swept = now
                 self.sweep()
 
     def sweep(self) -> None:

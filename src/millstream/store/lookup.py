@@ -85,10 +85,12 @@ def locate(
     for piece in pieces:
         if not len(pending):
             break
-        if not len(pending[_within(wanted, piece.ranges)]):
+        inside = _within(wanted, piece.ranges)
+        if not len(wanted[inside]):
             continue
         for segment, ranges in cache.open(store, piece):
-            inside = _within(wanted, ranges)
+            if ranges is not piece.ranges:
+                inside = _within(wanted, ranges)
             hits, rows = _match(segment, hashes, wanted[inside], keys, pending[inside], subs)
             if len(hits):
                 source[hits], row[hits] = len(segments), rows
@@ -125,10 +127,12 @@ def entries_of(
     subkeys and values."""
     parts: list[tuple[Rows, Segment, Rows]] = []
     for piece in pieces:
-        if not len(hashes[_within(hashes, piece.ranges)]):
+        asked = np.arange(len(hashes))[_within(hashes, piece.ranges)]
+        if not len(asked):
             continue
         for segment, ranges in cache.open(store, piece):
-            asked = np.arange(len(hashes))[_within(hashes, ranges)]
+            if ranges is not piece.ranges:
+                asked = np.arange(len(hashes))[_within(hashes, ranges)]
             places, rows = _all_of(segment, hashes[asked], asked, keys)
             if len(places):
                 parts.append((places, segment, rows))

@@ -54,8 +54,8 @@ OPEN_SEGMENTS = 4096
 
 _TRIES = 2
 """How often a segment is looked for in the worker's cache; then it is read into memory."""
-_SETTLE_S, _FORGET_S = 60.0, 600.0
-"""How often a slot says what it needs, even if that has not changed, and when a slot that says nothing is forgotten."""
+_FORGET_S = 600.0
+"""A slot that has not run here for so long runs elsewhere."""
 
 
 _OF_ALL_ROWS = ("by_time", "filter")
@@ -326,19 +326,20 @@ class _Open:
             held.need(spans)
         self._batch = pa.ipc.open_file(pa.BufferReader(held.file)).get_batch(0)
         self._filtered = "filter" in self._batch.schema.names
-        self._whole: Segment | None = None
+        self.whole: Segment | None = None
+        """The view of all rows, if anybody has needed it."""
         self._views: dict[tuple[Range, ...], tuple[View, ...]] = {}
 
     def views(self, ranges: tuple[Range, ...]) -> tuple[View, ...]:
-        if self._whole is not None:
-            return ((self._whole, ranges),)
+        if self.whole is not None:
+            return ((self.whole, ranges),)
         known = self._views.get(ranges)
         if known is None:
             windows = self.held.index.windows(ranges)
             if ranges == self.ref.covers or self._mostly(windows):
                 self.held.need([(0, self.held.size)])
-                self._whole, self._views = Segment(self.ref, self._batch, self._filtered), {}
-                return ((self._whole, ranges),)
+                self.whole, self._views = Segment(self.ref, self._batch, self._filtered), {}
+                return ((self.whole, ranges),)
             known = self._views[ranges] = self._parts(windows or [Window(0, 0, ranges)])
         return known
 
@@ -382,6 +383,8 @@ class SegmentCache:
         found = self._open.get(key)
         if found is not None:
             self._open.move_to_end(key)
+            if found.whole is not None:
+                return ((found.whole, piece.ranges),)
         before = self.traffic.fetched
         views = self._views(store, piece, _TRIES)
         if self.traffic.fetched > before:
@@ -439,14 +442,14 @@ class SegmentCache:
         """Says what a slot's state consists of now. Segments that no slot seen here needs are let go, so that
         deleted files give their space back."""
         needs, now = frozenset(ref.name for ref in refs), time.monotonic()
-        before, at = self._wanted.get((uri, slot), (None, 0.0))
-        if before == needs and now - at < _SETTLE_S:
-            return
+        before, _ = self._wanted.get((uri, slot), (None, now))
         self._wanted[(uri, slot)] = (needs, now)
         if uri in self._workers:
             self._workers[uri].note(slot, needs)
+        if before == needs:
+            return
         for slot_ in [slot_ for slot_, (_, seen) in self._wanted.items() if now - seen > _FORGET_S]:
-            del self._wanted[slot_]  # it runs elsewhere by now
+            del self._wanted[slot_]
         wanted = {(store, name) for (store, _), (names_, _) in self._wanted.items() for name in names_}
         for key in [key for key in self._open if key not in wanted]:
             del self._open[key]
