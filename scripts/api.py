@@ -74,7 +74,7 @@ INTERNAL = {
     *("InputBatch.micros", "InputBatch.rows_count", "Simulated.deliver"),
     *(f"{strategy}.rounds" for strategy in ("AllAtOnce", "Fluid", "Batched", "Matched")),
     *("MigrationPlan.after", "Outcome.drains", "Outcome.generation"),
-    *(f"FaultyStore.{operation}" for operation in ("create", "put", "get", "list", "delete", "path")),
+    *(f"FaultyStore.{operation}" for operation in ("create", "put", "get", "get_ranges", "list", "delete", "path")),
 }
 """Members without an underscore that one layer calls on another, and users do not."""
 

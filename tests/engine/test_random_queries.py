@@ -10,6 +10,7 @@ import random
 from collections import Counter
 from collections.abc import Callable
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,7 +18,9 @@ import pytest
 from migrations import VERBS, Commander
 from millstream.engine.driver import MOMENTS
 from millstream.errors import StoreUnavailable
+from millstream.store import chunks
 from millstream.store.objects import open_store
+from millstream.store.segments import CACHE, Segment
 from millstream.testing import CRASH, Crash, FaultyStore, Simulated
 from random_queries import (
     DAY,
@@ -43,7 +46,7 @@ QUERIES = int(os.environ.get("MILLSTREAM_QUERIES", "200"))
 class Life:
     """One random query, from its first epoch to its last."""
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, cache_dir: Path | None = None) -> None:
         self.rng = rng = random.Random(seed)
         self.shape = shape_from(rng)
         self.store = FaultyStore(open_store("memory://"))
@@ -57,6 +60,7 @@ class Life:
             bin_bits=rng.randint(2, 7),
             retain=rng.randint(1, 3),
             compaction_budget=1 << 20,
+            cache_dir=cache_dir,
         )
         self.oracle, self.weather = Oracle(self.shape, DAY), Weather(rng)
         self.commander = Commander(self.sim, rng)
@@ -204,3 +208,31 @@ def test_any_query_with_any_records_and_crashes_is_that_of_a_sequential_run(
 def test_a_seed_gives_one_query() -> None:
     shapes: list[Shape] = [shape_from(random.Random(17)) for _ in range(2)]
     assert shapes[0] == shapes[1]
+
+
+def test_workers_with_caches_of_their_own_lead_to_the_same(
+    seed: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """State is fetched where it moved to, in chunks so small that even a segment of a few rows is read in part."""
+    monkeypatch.setattr(chunks, "CHUNK", 64)
+    monkeypatch.setattr(chunks, "GAP", 0)
+    views: Counter[str] = Counter()
+    plain = Segment.__init__
+
+    def counted(self: Segment, ref: Any, batch: Any, filtered: bool) -> None:
+        views["partial" if batch.num_rows < ref.rows else "whole"] += 1
+        plain(self, ref, batch, filtered)
+
+    monkeypatch.setattr(Segment, "__init__", counted)
+    before = CACHE.traffic.fetched
+    for number in range(seed, seed + max(1, QUERIES // 4)):
+        life = Life(number, tmp_path / str(number))
+        try:
+            life.run(6)
+        except BaseException as error:
+            error.add_note(f"MILLSTREAM_SEED={number} MILLSTREAM_QUERIES=1 makes this query again")
+            raise
+    if QUERIES >= 100:
+        assert views["partial"] > 50
+        assert views["whole"] > 100
+        assert CACHE.traffic.fetched > before

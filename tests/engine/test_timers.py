@@ -421,7 +421,9 @@ def test_segments_of_timers_that_are_not_due_are_not_even_opened(monkeypatch: py
         sim.feed(commands=[(key, at(0), "set", "", 1000 * (epoch + 1) + key) for key in range(100)])
     opened: list[str] = []
     original = step.CACHE.open
-    monkeypatch.setattr(step.CACHE, "open", lambda store, ref: (opened.append(ref.name), original(store, ref))[1])
+    monkeypatch.setattr(
+        step.CACHE, "open", lambda store, piece: (opened.append(piece.segment.name), original(store, piece))[1]
+    )
     sim.advance_watermark(at(999))
     assert opened == []
     sim.advance_watermark(at(3001))

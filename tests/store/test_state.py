@@ -5,7 +5,6 @@ from __future__ import annotations
 import datetime as dt
 import math
 from decimal import Decimal
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,23 +12,20 @@ import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from obstore.store import MemoryStore
 
 from millstream.engine.state import parts_of
-from millstream.errors import DamagedObject
 from millstream.protocol import keyspace
 from millstream.protocol.compaction import choose
 from millstream.protocol.keyspace import LAST, WHOLE, Range
 from millstream.protocol.manifest import Family, Manifest
 from millstream.store import keys as keys_module
-from millstream.store.journal import digest_of
 from millstream.store.keys import KeyColumns, arrange
 from millstream.store.lookup import locate
 from millstream.store.merge import merge, newest_rows
 from millstream.store.names import Maker
-from millstream.store.objects import ObjectStoreBackend, open_store
+from millstream.store.objects import open_store
 from millstream.store.rows import StateRows
-from millstream.store.segments import SegmentCache, read_checked, write_segments
+from millstream.store.segments import SegmentCache, write_segments
 
 FAMILY = Family("step", "state")
 KINDS: dict[str, tuple[pa.DataType, st.SearchStrategy[Any]]] = {
@@ -130,7 +126,9 @@ def test_two_keys_with_one_hash_have_their_own_state() -> None:
     assert len(starts) == 2
     keys, hashes = keys.take(order), hashes[order]
     manifest = Manifest().added(
-        write_segments(store, FAMILY, Maker(1, 0, "a", 0), 0, 0, (WHOLE,), alive(hashes, keys, pa.array([10, 20])))
+        write_segments(
+            store, cache, FAMILY, Maker(1, 0, "a", 0), 0, 0, (WHOLE,), alive(hashes, keys, pa.array([10, 20]))
+        )
     )
     pieces = manifest.pieces(FAMILY)
     expected = {tuple(key): 10 * (i + 1) for i, key in enumerate(keys.to_pylist())}
@@ -180,7 +178,7 @@ def test_any_history_of_writes_deletes_and_merges_reads_as_a_dictionary(
             values = [list(changes.values())[i] for i in order]
             dead = np.array([value is None for value in values])
             refs = write_segments(
-                store, FAMILY, Maker(1, epoch, "a", 0), 0, epoch, (WHOLE,),
+                store, cache, FAMILY, Maker(1, epoch, "a", 0), 0, epoch, (WHOLE,),
                 StateRows(hashes[order], keys.take(order), pa.array([v or 0 for v in values], pa.int64()), dead),
             )  # fmt: skip
             manifest = manifest.added(refs)
@@ -211,7 +209,7 @@ def write_epoch(store: Any, manifest: Manifest, epoch: int, rows: int, rng: np.r
     order, _ = arrange(hashes, keys)
     return manifest.added(
         write_segments(
-            store, FAMILY, Maker(1, epoch, "a", 0), 0, epoch, (WHOLE,),
+            store, SegmentCache(), FAMILY, Maker(1, epoch, "a", 0), 0, epoch, (WHOLE,),
             alive(hashes[order], keys.take(order), pa.array(np.full(len(keys), epoch))),
         )
     )  # fmt: skip
@@ -243,7 +241,7 @@ def test_a_tombstone_outlives_a_merge_that_does_not_reach_the_bottom() -> None:
     for epoch, dead in ((0, False), (1, True), (2, True)):
         manifest = manifest.added(
             write_segments(
-                store, FAMILY, Maker(1, epoch, "a", 0), 0, epoch, (WHOLE,),
+                store, cache, FAMILY, Maker(1, epoch, "a", 0), 0, epoch, (WHOLE,),
                 StateRows(keys.hashes(), keys, pa.array([epoch]), np.array([dead])),
             )
         )  # fmt: skip
@@ -300,24 +298,6 @@ def test_many_hashes_are_sorted_stably_whatever_their_upper_halves(spread: str, 
     order, ordered = keys_module._sorted(hashes)
     assert (order == np.argsort(hashes, kind="stable")).all()
     assert (ordered == hashes[order]).all()
-
-
-def test_a_damaged_local_copy_of_a_remote_segment_is_fetched_again(tmp_path: Path, monkeypatch: Any) -> None:
-    """A stand-in for a remote store: memory, without a path. Only an object that is bad itself is named."""
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    store = ObjectStoreBackend("stand-in://bucket", MemoryStore(), None)
-    data = b"state" * 100
-    store.put("segments/a", data)
-    digest = digest_of(data)
-    assert bytes(read_checked(store, "segments/a", len(data), digest)) == data
-    [copy] = [path for path in tmp_path.rglob("*segments__a*") if path.is_file()]
-    copy.unlink()
-    copy.write_bytes(b"stale" * 100)
-    assert bytes(read_checked(store, "segments/a", len(data), digest)) == data
-    copy.unlink()
-    store.put("segments/a", b"wrong" * 100)
-    with pytest.raises(DamagedObject, match="segments/a"):
-        read_checked(store, "segments/a", len(data), digest)
 
 
 @pytest.mark.parametrize("runs", [1, 2, 5, 15, 16, 17, 40])

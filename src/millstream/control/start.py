@@ -34,6 +34,7 @@ from millstream.spark.executor import SparkExecutor
 from millstream.spark.session import check_session
 from millstream.spark.sinks import SparkDeliverer
 from millstream.spark.sources import arrow_schema, open_source, unite
+from millstream.store.cache import DEFAULT_CACHE_BYTES, CacheSettings
 from millstream.store.journal import Journal
 from millstream.store.objects import STAGING, ObjectStore, open_store
 
@@ -73,6 +74,9 @@ class Query(QueryData):
         store_options: Mapping[str, str] | None = None,
         retain: int = 8,
         compaction_budget: int = DEFAULT_BUDGET,
+        cache_dir: str | None = None,
+        cache_bytes: int = DEFAULT_CACHE_BYTES,
+        fetch_limit: float | None = None,
         token: str | None = None,
         observe: Observer | None = None,
     ) -> RunningQuery:
@@ -86,10 +90,15 @@ class Query(QueryData):
         - `checkpoint`: where Spark keeps its own offsets; beside a local store by default.
         - `retain`: how many past epochs of state stay readable.
         - `compaction_budget`: how many bytes one compaction may read; more is quicker overall, less is smoother.
+        - `cache_dir`: below which directory each worker keeps the state it reads and writes; by default the first of
+          Spark's local directories.
+        - `cache_bytes`: how many bytes of it each worker keeps; what the store has on the same disk does not count.
+        - `fetch_limit`: how many bytes a second each worker may fetch from the store; not limited by default.
         - `token`: guards the store: from then on, commands to the running query need it, and so does a restart.
         - `observe`: called with a moment (`planned`, `executed`, `committed`, `delivering`, `delivered`) and the epoch.
         """
         options = _options(slots, bins, retain, compaction_budget, token)
+        cache = _cache(cache_dir, cache_bytes, fetch_limit)
         chosen = _trigger(trigger)
         check_session(spark)
         users = spark
@@ -104,7 +113,7 @@ class Query(QueryData):
         opened = _open(store, store_options)
         place = _checkpoint_place(opened, checkpoint)
         journal = Journal.open(opened)
-        spec = Spec(graph.without_code(), journal.store_id, opened.uri, dict(store_options or {}), _codes(graph))
+        spec = Spec(graph.without_code(), journal.store_id, opened.uri, dict(store_options or {}), _codes(graph), cache)
         packed = spec.pack(cloudpickle.dumps)
         executor, deliverer = SparkExecutor(spark, packed), SparkDeliverer(spark, opened, packed)
         driver = Driver(graph, journal, spec.codes, executor, deliverer, options, observe)
@@ -163,6 +172,16 @@ def _options(slots: int, bins: int, retain: int, budget: int, token: str | None)
     if token is not None and (not isinstance(token, str) or not token):
         raise UserError("token: give a text that is not empty, or leave it out")
     return Options(slots, bins.bit_length() - 1, retain, budget, token)
+
+
+def _cache(directory: str | None, limit: int, rate: float | None) -> CacheSettings:
+    if directory is not None and (not isinstance(directory, str) or not Path(directory).is_absolute()):
+        raise UserError(f"cache_dir={directory!r}: give an absolute path; it is made on every worker")
+    if not isinstance(limit, int) or limit < 1:
+        raise UserError(f"cache_bytes={limit!r}: give a whole number of bytes, at least 1")
+    if rate is not None and (not isinstance(rate, int | float) or not rate > 0):
+        raise UserError(f"fetch_limit={rate!r}: give a number of bytes a second above 0, or None for no limit")
+    return CacheSettings(directory, limit, rate)
 
 
 def _open(uri: str, options: Mapping[str, str] | None) -> ObjectStore:

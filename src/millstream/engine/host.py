@@ -42,6 +42,7 @@ from millstream.model.times import times_of
 from millstream.protocol.epochs import Damage, Report
 from millstream.protocol.manifest import Family
 from millstream.protocol.time import END_OF_TIME, Mark, SourceClock, advanced, least_mark, seen_together, step_watermark
+from millstream.store.held import Traffic
 from millstream.store.objects import ObjectStore
 from millstream.store.segments import CACHE
 
@@ -137,9 +138,9 @@ def _run_level(
     report: Report,
     store: ObjectStore,
 ) -> Report:
-    began = time.perf_counter()
+    began, read = time.perf_counter(), replace(CACHE.traffic)
     pieces = {Family(step, state): found for step, state, found in mine.pieces}
-    CACHE.settle(store.uri, mine.slot, [piece.segment for found in pieces.values() for piece in found])
+    CACHE.settle(store.uri, mine.home, [piece.segment for found in pieces.values() for piece in found])
     lanes = Lanes(received, task, store)
     done = Done()
     for step in spec.graph.steps:
@@ -172,7 +173,7 @@ def _run_level(
         split(task, streams, f"{hosted.level}.{mine.slot}", hosted.parts)
         if step.holds:
             run.pass_on(hosted.watermarks)
-    timings = {"steps": (time.perf_counter() - began) * 1000}
+    timings = {"steps": (time.perf_counter() - began) * 1000, **_cost(CACHE.traffic.since(read))}
     return replace(
         report,
         added=tuple(done.added),
@@ -184,6 +185,14 @@ def _run_level(
         timings_ms=timings,
         dead_letters=done.dead_letters,
     )
+
+
+def _cost(read: Traffic) -> dict[str, float]:
+    """What reading state cost, if anything was fetched: milliseconds, with those of waiting, and bytes."""
+    if not read.fetched:
+        return {}
+    times = {"fetch": read.fetch_s * 1000, "fetch_wait": read.waited_s * 1000}
+    return {**times, "fetched": float(read.fetched), "found": float(read.found)}
 
 
 def _timed(graph: Graph, stream: str, records: pa.RecordBatch) -> pa.RecordBatch:

@@ -29,6 +29,7 @@ from millstream.protocol.keyspace import Range
 from millstream.protocol.manifest import Family, Manifest, Piece
 from millstream.protocol.routing import RoutingTable
 from millstream.protocol.time import NO_TIME, SourceClock, TimeRule
+from millstream.store.cache import CacheSettings
 from millstream.store.names import Maker
 
 HASH_COLUMN = "__hash"
@@ -46,6 +47,7 @@ class Spec:
     store_uri: str
     store_options: dict[str, str]
     codes: dict[str, bytes]
+    cache: CacheSettings = field(default_factory=CacheSettings)
 
     def new_computation(self, step: str) -> Computation:
         """A fresh copy of a step's computation."""

@@ -376,6 +376,7 @@ class StepRun:
             rows = newest_rows(self.store, CACHE, taken, hull, drop_dead=bottom, newer=rows, now=now)
         refs = write_segments(
             self.store,
+            CACHE,
             family,
             self.task.maker,
             self.mine.slot,

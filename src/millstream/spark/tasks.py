@@ -24,6 +24,7 @@ from millstream.engine.strong import host_once
 from millstream.errors import StoreUnavailable
 from millstream.protocol.compaction import Job
 from millstream.protocol.manifest import Edit
+from millstream.store.cache import CacheSettings, open_cache
 from millstream.store.journal import check_format
 from millstream.store.merge import merge
 from millstream.store.names import Maker
@@ -32,22 +33,23 @@ from millstream.store.segments import CACHE
 
 
 @lru_cache(maxsize=16)
-def _store(uri: str, options: tuple[tuple[str, str], ...], store_id: str) -> ObjectStore:
+def _store(uri: str, options: tuple[tuple[str, str], ...], store_id: str, cache: CacheSettings) -> ObjectStore:
     store = open_store(uri, dict(options), make=False)
     found = check_format(store)
     if found != store_id:
         raise StoreUnavailable(
             f"{uri} is another store on this worker (id {found}) than on the driver (id {store_id}); mount the same one"
         )
+    CACHE.attach(store.uri, open_cache(cache, store_id))
     return store
 
 
 def store_of(spec: Spec) -> ObjectStore:
-    """The store of a query, which must be the driver's; opened once per process.
+    """The store of a query, which must be the driver's, read through this worker's cache; opened once per process.
 
     A worker that joined later and sees an empty directory in its place must not write state there.
     """
-    return _store(spec.store_uri, tuple(sorted(spec.store_options.items())), spec.store_id)
+    return _store(spec.store_uri, tuple(sorted(spec.store_options.items())), spec.store_id, spec.cache)
 
 
 def router(spec_bytes: bytes, task: EpochTask) -> Any:

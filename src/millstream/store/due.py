@@ -51,16 +51,16 @@ def due_between(
         span = piece.segment.span
         if span is None or span[0] > until or span[1] <= after:
             continue
-        segment = cache.open(store, piece.segment)
-        rows = segment.rows_between(after, until)
-        found = segment.hashes[rows]
-        inside = np.zeros(len(rows), np.bool_)
-        for part in piece.ranges:
-            inside |= (found >= np.uint64(part.first)) & (found <= np.uint64(part.last))
-        if inside.any():
-            hashes.append(found[inside])
-            keys.append(segment.keys.take(rows[inside]))
-            subs.append(segment.subs[rows[inside]])
+        for segment, ranges in cache.open(store, piece):
+            rows = segment.rows_between(after, until)
+            found = segment.hashes[rows]
+            inside = np.zeros(len(rows), np.bool_)
+            for part in ranges:
+                inside |= (found >= np.uint64(part.first)) & (found <= np.uint64(part.last))
+            if inside.any():
+                hashes.append(found[inside])
+                keys.append(segment.keys.take(rows[inside]))
+                subs.append(segment.subs[rows[inside]])
     if not hashes:
         return None
     all_hashes, all_keys = np.concatenate(hashes), concat_keys(keys)

@@ -34,13 +34,13 @@ def least_between(
         span, last = piece.segment.span, until if least is None else least - 1
         if span is None or span[0] > last or span[1] <= after:
             continue
-        segment = cache.open(store, piece.segment)
-        rows = segment.rows_between(after, last)
-        for start in range(0, len(rows), LOOK_AT):
-            found = _least_of(store, cache, pieces, kind, segment, rows[start : start + LOOK_AT])
-            if found is not None:
-                least = found
-                break
+        for segment, _ in cache.open(store, piece):
+            rows = segment.rows_between(after, until if least is None else least - 1)
+            for start in range(0, len(rows), LOOK_AT):
+                found = _least_of(store, cache, pieces, kind, segment, rows[start : start + LOOK_AT])
+                if found is not None:
+                    least = found
+                    break
     return least
 
 

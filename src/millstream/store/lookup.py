@@ -25,7 +25,7 @@ from millstream.protocol.keyspace import Hashes, Range, hash_integers
 from millstream.protocol.manifest import Piece
 from millstream.store.keys import KeyColumns, Mask, Rows, arrange
 from millstream.store.objects import ObjectStore
-from millstream.store.segments import Segment, SegmentCache
+from millstream.store.segments import Segment, SegmentCache, numbers_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,8 +50,7 @@ class Found:
                 if pa.types.is_boolean(values.type):
                     result[mine] = values.take(pa.array(self.row[mine])).to_numpy(zero_copy_only=False)
                 else:
-                    data = np.frombuffer(values.buffers()[1], dtype)
-                    result[mine] = data[self.row[mine]]
+                    result[mine] = numbers_of(values, dtype)[self.row[mine]]
         return result
 
     def arrow(self, kind: pa.DataType) -> pa.Array:
@@ -87,16 +86,17 @@ def locate(
         if not len(pending):
             break
         inside = _within(wanted, piece.ranges)
-        asked = pending[inside]
-        if not len(asked):
+        if not len(wanted[inside]):
             continue
-        segment = cache.open(store, piece.segment)
-        hits, rows = _match(segment, hashes, wanted[inside], keys, asked, subs)
-        if len(hits):
-            source[hits], row[hits] = len(segments), rows
-            segments.append(segment)
-            pending = pending[source[pending] < 0]
-            wanted = hashes[pending]
+        for segment, ranges in cache.open(store, piece):
+            if ranges is not piece.ranges:
+                inside = _within(wanted, ranges)
+            hits, rows = _match(segment, hashes, wanted[inside], keys, pending[inside], subs)
+            if len(hits):
+                source[hits], row[hits] = len(segments), rows
+                segments.append(segment)
+                pending = pending[source[pending] < 0]
+                wanted = hashes[pending]
     for index, segment in enumerate(segments):
         if segment.has_dead or (now is not None and segment.until is not None):
             mine = np.flatnonzero(source == index)
@@ -127,14 +127,15 @@ def entries_of(
     subkeys and values."""
     parts: list[tuple[Rows, Segment, Rows]] = []
     for piece in pieces:
-        inside = _within(hashes, piece.ranges)
-        asked = np.arange(len(hashes))[inside]
+        asked = np.arange(len(hashes))[_within(hashes, piece.ranges)]
         if not len(asked):
             continue
-        segment = cache.open(store, piece.segment)
-        places, rows = _all_of(segment, hashes[asked], asked, keys)
-        if len(places):
-            parts.append((places, segment, rows))
+        for segment, ranges in cache.open(store, piece):
+            if ranges is not piece.ranges:
+                asked = np.arange(len(hashes))[_within(hashes, ranges)]
+            places, rows = _all_of(segment, hashes[asked], asked, keys)
+            if len(places):
+                parts.append((places, segment, rows))
     if not parts:
         return Entries(np.arange(0), pa.nulls(0, kinds[0]), pa.nulls(0, kinds[1]))
     places = np.concatenate([part[0] for part in parts])
@@ -181,6 +182,8 @@ def _match(
     segment: Segment, hashes: Hashes, wanted: Hashes, keys: KeyColumns, asked: Rows, subs: Hashes | None
 ) -> tuple[Rows, Rows]:
     """Which of the asked keys, whose hashes are wanted, are in the segment, and in which row."""
+    if not len(segment.hashes):
+        return asked[:0], asked[:0]
     if segment.filter is not None and len(wanted):
         likely = segment.filter.may_hold(wanted)
         asked, wanted = asked[likely], wanted[likely]

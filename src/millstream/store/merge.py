@@ -40,20 +40,20 @@ def newest_rows(
     """
     sources = [] if newer is None else [newer]
     for piece in pieces:
-        segment = cache.open(store, piece.segment)
-        for part in clip(piece.ranges, [span]):
-            rows = segment.rows_in(part)
-            length = rows.stop - rows.start
-            sources.append(
-                StateRows(
-                    segment.hashes[rows],
-                    segment.keys.part(rows.start, length),
-                    segment.values.slice(rows.start, length),
-                    segment.dead(rows),
-                    segment.subs[rows] if segment.has_subs else None,
-                    None if segment.until is None else segment.until[rows],
+        for segment, ranges in cache.open(store, _clipped(piece, span)):
+            for part in ranges:
+                rows = segment.rows_in(part)
+                length = rows.stop - rows.start
+                sources.append(
+                    StateRows(
+                        segment.hashes[rows],
+                        segment.keys.part(rows.start, length),
+                        segment.values.slice(rows.start, length),
+                        segment.dead(rows),
+                        segment.subs[rows] if segment.has_subs else None,
+                        None if segment.until is None else segment.until[rows],
+                    )
                 )
-            )
     everything = joined_rows(sources)
     if everything.keys.injective():
         newest = _overlaid([source.hashes for source in sources])
@@ -66,6 +66,12 @@ def newest_rows(
             gone = gone | (everything.until[newest] <= now)
         newest = newest[~gone]
     return everything.take(newest)
+
+
+def _clipped(piece: Piece, span: Range) -> Piece:
+    """What counts of a piece in a range: no more of it is read."""
+    ranges = clip(piece.ranges, [span])
+    return piece if ranges == piece.ranges else Piece(piece.segment, ranges)
 
 
 def _overlaid(sources: Sequence[Hashes]) -> Rows:
@@ -96,8 +102,10 @@ def _overlaid(sources: Sequence[Hashes]) -> Rows:
 def merge(store: ObjectStore, cache: SegmentCache, job: Job, maker: names.Maker, slot: int) -> Edit:
     """Merges what lies in the job's range of its pieces and says how the manifest changes."""
     rows = newest_rows(store, cache, job.pieces, job.range, drop_dead=job.bottom, now=job.now)
+    views = [view for piece in job.pieces for view, _ in cache.open(store, _clipped(piece, job.range))]
     outputs = write_segments(
         store,
+        cache,
         job.family,
         maker,
         slot,
@@ -105,7 +113,7 @@ def merge(store: ObjectStore, cache: SegmentCache, job: Job, maker: names.Maker,
         coalesce([span for piece in job.pieces for span in clip(piece.ranges, [job.range])]),
         rows,
         timers=any(piece.segment.span is not None for piece in job.pieces),
-        filtered=any(cache.open(store, piece.segment).filter is not None for piece in job.pieces),
+        filtered=any(view.filtered for view in views),
     )
     inputs = tuple(Input(piece.segment.name, clip(piece.ranges, [job.range])) for piece in job.pieces)
     return Edit(job.family, (job.range,), inputs, tuple(outputs))

@@ -85,9 +85,14 @@ def strong(maker: Maker, level: int, slot: int) -> str:
     return f"{STRONG}{maker}-{level}.{slot}"
 
 
+def base(name: str) -> str:
+    """The last part of a name, which by itself tells objects of state apart."""
+    return name.rsplit("/", 1)[-1]
+
+
 def maker_of(name: str) -> Maker | None:
     """Who made an object, or None if the name is not one of ours."""
-    found = _MADE_BY.match(name.rsplit("/", 1)[-1])
+    found = _MADE_BY.match(base(name))
     if found is None:
         return None
     generation, epoch, kind, number = found.groups()

@@ -3,29 +3,30 @@
 Rules
 -----
 - A segment is written once, whole, under a name nobody else uses, and never changes.
-- A segment is used only after its length and digest have been found to be those of the manifest. A truncated or
-  altered file is named (`DamagedObject`) and never read as state.
-- Reading maps the file: state larger than memory is the normal case, and what a process holds privately does not
-  grow with state. Where the store is not a local directory, the file is fetched once into a local directory first.
-- A range of the key space is a slice of every segment, found by two binary searches.
-
+- A segment is used only after its length and digests have been found to be those of the manifest (see `held`). A
+  truncated or altered file is named (`DamagedObject`) and never read as state.
+- Reading maps a file: state larger than memory is the normal case, and what a process holds privately does not grow
+  with state. It is the file in the worker's cache if there is one, else the store's own.
+- A range of the key space is a slice of every segment. Who needs a range gets a view of it: the rows of the range and a
+  few more, and nothing but their bytes is fetched or even looked at. A slot that needs all of a segment has one view.
+- A view is a segment of its own to whoever looks things up in it: no search leaves it.
 - A segment of timers can also be read by time: a column holds the row numbers in the order of the rows' times, so
-  that the few that are due among millions are found by a binary search.
+  that the few that are due among millions are found by a binary search. A view of some rows sorts its own, once.
 
-A file is one Arrow IPC record batch, uncompressed, with the columns `hash` (uint64), `k0`, `k1`... (the key), `value`
-(the declared type, or the bytes of a Python object) and, only where they are needed: `sub` (uint64, the hash of the
-subkey, which is then the last column of the key), `dead` (bool, tombstones), `until` (int64, when a row expires),
-`by_time` (uint32, of timers) and `filter` (uint16, the bytes of a filter of the segment's hashes).
+The file in the object (see `chunks`) is one Arrow IPC record batch, uncompressed, with the columns `hash` (uint64),
+`k0`, `k1`... (the key), `value` (the declared type, or the bytes of a Python object) and, only where they are needed:
+`sub` (uint64, the hash of the subkey, which is then the last column of the key), `dead` (bool, tombstones), `until`
+(int64, when a row expires), `by_time` (uint32, of timers) and `filter` (uint16, the bytes of a filter of the segment's
+hashes).
 """
 
 from __future__ import annotations
 
 import os
-import tempfile
+import time
 from collections import OrderedDict
 from collections.abc import Sequence
 from functools import cached_property
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -35,12 +36,15 @@ import pyarrow.compute as pc
 
 from millstream.errors import DamagedObject
 from millstream.protocol.keyspace import LAST, Hashes, Range, clip
-from millstream.protocol.manifest import Family, SegmentRef
+from millstream.protocol.manifest import Family, Piece, SegmentRef
 from millstream.store import names
+from millstream.store.cache import CacheSettings, WorkerCache, open_cache
+from millstream.store.chunks import Window, chunks_of, index_of, metadata_of, spans_of, together
 from millstream.store.filters import FILTER_FROM, HashFilter, filter_of
+from millstream.store.held import Fetcher, Gone, Held, InMemory, NoRoom, Place, Traffic, Whole
 from millstream.store.journal import digest_of
 from millstream.store.keys import KeyColumns, Mask, Rows
-from millstream.store.objects import ObjectStore
+from millstream.store.objects import Data, ObjectStore
 from millstream.store.rows import StateRows
 
 MAX_SEGMENT_BYTES = 128 << 20
@@ -48,13 +52,24 @@ MAX_SEGMENT_BYTES = 128 << 20
 
 OPEN_SEGMENTS = 4096
 
+_TRIES = 2
+"""How often a segment is looked for in the worker's cache; then it is read into memory."""
+_FORGET_S = 600.0
+"""A slot that has not run here for so long runs elsewhere."""
+
+
+_OF_ALL_ROWS = ("by_time", "filter")
+"""Columns that are of use only together with all rows."""
+
 
 class Segment:
-    """A mapped segment."""
+    """A mapped segment, or a view of some of its rows."""
 
-    def __init__(self, ref: SegmentRef, batch: pa.RecordBatch) -> None:
+    def __init__(self, ref: SegmentRef, batch: pa.RecordBatch, filtered: bool) -> None:
         self.ref, self.batch = ref, batch
-        self.hashes: Hashes = np.frombuffer(batch.column("hash").buffers()[1], np.uint64)[: batch.num_rows]
+        self.filtered = filtered
+        """Whether the segment has a filter, even if a view of it has none."""
+        self.hashes: Hashes = self._numbers("hash", np.uint64)
 
     @cached_property
     def keys(self) -> KeyColumns:
@@ -84,11 +99,11 @@ class Segment:
 
     @cached_property
     def filter(self) -> HashFilter | None:
-        """A filter of the hashes, if the segment has one."""
+        """A filter of the hashes, if all rows are here and the segment has one."""
         return HashFilter(self._numbers("filter", np.uint16)) if "filter" in self.batch.schema.names else None
 
     def _numbers(self, column: str, dtype: Any) -> npt.NDArray[Any]:
-        return np.frombuffer(self.batch.column(column).buffers()[1], dtype)[: self.batch.num_rows]
+        return numbers_of(self.batch.column(column), dtype)
 
     @property
     def has_dead(self) -> bool:
@@ -114,17 +129,30 @@ class Segment:
 
     def rows_between(self, after: int, until: int) -> Rows:
         """The rows of timers whose times lie after the one and not after the other."""
-        numbers = self._numbers("by_time", np.uint32)
-        times = np.frombuffer(self.values.field(0).buffers()[1], np.int64)[: self.batch.num_rows]
-        live = len(numbers) - self.ref.tombstones
+        numbers, live = self._by_time
+        times = numbers_of(self.values.field(0), np.int64)
         edges = [_first_above(times, numbers, live, bound) for bound in (after, until)]
         found: Rows = numbers[edges[0] : edges[1]].astype(np.int64)
         return found
+
+    @cached_property
+    def _by_time(self) -> tuple[npt.NDArray[np.uint32], int]:
+        """The row numbers in the order of times, those of tombstones last, and how many are not of tombstones."""
+        if "by_time" in self.batch.schema.names:
+            return self._numbers("by_time", np.uint32), self.batch.num_rows - self.ref.tombstones
+        return _time_order(self.batch)
 
     def rows_in(self, span: Range) -> slice:
         """The rows whose hashes lie in a range."""
         start = int(np.searchsorted(self.hashes, np.uint64(span.first), side="left"))
         return slice(start, int(np.searchsorted(self.hashes, np.uint64(span.last), side="right")))
+
+
+def numbers_of(column: pa.Array, dtype: Any) -> npt.NDArray[Any]:
+    """The values of a column of fixed width, whatever stands where it is null."""
+    data = column.buffers()[1]
+    found: npt.NDArray[Any] = np.frombuffer(b"" if data is None else data, dtype)
+    return found[column.offset : column.offset + len(column)]
 
 
 def _first_above(times: npt.NDArray[np.int64], numbers: npt.NDArray[np.uint32], live: int, bound: int) -> int:
@@ -141,6 +169,7 @@ def _first_above(times: npt.NDArray[np.int64], numbers: npt.NDArray[np.uint32], 
 
 def write_segments(
     store: ObjectStore,
+    cache: SegmentCache,
     family: Family,
     maker: names.Maker,
     slot: int,
@@ -150,7 +179,7 @@ def write_segments(
     timers: bool = False,
     filtered: bool = False,
 ) -> list[SegmentRef]:
-    """Writes rows as one segment, or several if they are large.
+    """Writes rows as one segment, or several if they are large; the worker's cache has them, too.
 
     `owned` are the ranges that the writer speaks for; all rows lie in them. `timers` says that the values have times,
     `filtered` that the segment is to have a filter.
@@ -178,7 +207,7 @@ def write_segments(
             part, span = _by_time(part)
         if filtered and part.num_rows >= FILTER_FROM:
             part = part.append_column("filter", pa.array(filter_of(hashes[start:stop])))
-        data = encode_batch(part)
+        data, digest = _encode(part, hashes[start:stop])
         tombstones = int(dead[start:stop].sum())
         ref = SegmentRef(
             names.segment(family, maker, slot),
@@ -186,12 +215,13 @@ def write_segments(
             order,
             part.num_rows,
             len(data),
-            digest_of(data),
+            digest,
             clip(owned, [Range(first, last)]),
             tombstones,
             span,
         )
         store.put(ref.name, data)
+        cache.keep(store, ref, data)
         refs.append(ref)
         first = last + 1
     return refs
@@ -203,15 +233,20 @@ _NEVER = (2**63 - 1, -(2**63))
 
 def _by_time(part: pa.RecordBatch) -> tuple[pa.RecordBatch, tuple[int, int]]:
     """The rows with a column of row numbers in the order of times, those of tombstones last; and the span of times."""
+    numbers, live = _time_order(part)
+    times = pc.struct_field(part.column("value"), "time").to_numpy(zero_copy_only=False)
+    span = (int(times[numbers[0]]), int(times[numbers[live - 1]])) if live else _NEVER
+    return part.append_column("by_time", pa.array(numbers)), span
+
+
+def _time_order(part: pa.RecordBatch) -> tuple[npt.NDArray[np.uint32], int]:
     times = pc.struct_field(part.column("value"), "time").to_numpy(zero_copy_only=False)
     live = np.arange(part.num_rows)
     if "dead" in part.schema.names:
         live = np.flatnonzero(~part.column("dead").to_numpy(zero_copy_only=False))
-    ordered = live[np.argsort(times[live], kind="stable")]
     numbers = np.full(part.num_rows, part.num_rows, np.uint32)
-    numbers[: len(ordered)] = ordered
-    span = (int(times[ordered[0]]), int(times[ordered[-1]])) if len(ordered) else _NEVER
-    return part.append_column("by_time", pa.array(numbers)), span
+    numbers[: len(live)] = live[np.argsort(times[live], kind="stable")]
+    return numbers, len(live)
 
 
 def _cuts(hashes: Hashes, size: int) -> list[tuple[int, int]]:
@@ -227,99 +262,197 @@ def _cuts(hashes: Hashes, size: int) -> list[tuple[int, int]]:
     return list(zip(edges, [*edges[1:], len(hashes)], strict=True))
 
 
-def encode_batch(batch: pa.RecordBatch) -> memoryview:
-    """One record batch as an Arrow IPC file. Measured first: a stream that grows needs twice the memory."""
-    measure = pa.MockOutputStream()
-    with pa.ipc.new_file(measure, batch.schema) as writer:
-        writer.write_batch(batch)
-    data = pa.allocate_buffer(measure.size())
+def encode_batch(batch: pa.RecordBatch, spare: int = 0) -> memoryview:
+    """One record batch as an Arrow IPC file, with a few bytes to spare behind it. Measured first: a stream that grows
+    needs twice the memory."""
+    data = pa.allocate_buffer(_measured(batch) + spare)
     with pa.FixedSizeBufferWriter(data) as sink, pa.ipc.new_file(sink, batch.schema) as writer:
         writer.write_batch(batch)
     return memoryview(data).cast("B")
 
 
+def _measured(batch: pa.RecordBatch) -> int:
+    measure = pa.MockOutputStream()
+    with pa.ipc.new_file(measure, batch.schema) as writer:
+        writer.write_batch(batch)
+    size: int = measure.size()
+    return size
+
+
+def _encode(batch: pa.RecordBatch, hashes: Hashes) -> tuple[memoryview, str]:
+    """A segment's object, and its digest: that of the index."""
+    size = _measured(batch)
+    data = encode_batch(batch, spare=16 * chunks_of(size))
+    index = index_of(data[:size], hashes)
+    data[size:] = index
+    return data, digest_of(index)
+
+
 def read_checked(store: ObjectStore, name: str, size: int, digest: str) -> pa.Buffer:
-    """The bytes of an object, mapped where it is a file, if they are those that were written."""
-    try:
-        return _checked(store, name, size, digest)
-    except DamagedObject:
-        if store.path(name) is not None or store.uri.startswith("memory:"):
-            raise
-        _copy_of(store.uri, name).unlink(missing_ok=True)  # the local copy may be damaged rather than the object
-        return _checked(store, name, size, digest)
-
-
-def _checked(store: ObjectStore, name: str, size: int, digest: str) -> pa.Buffer:
-    mapped = _mapped(store, name, size)
-    if mapped.size != size:
-        raise DamagedObject(name, f"{mapped.size} bytes", f"{size} bytes")
-    found = digest_of(memoryview(mapped))
+    """The bytes of an object that is no segment, mapped where it is a file, if they are those that were written."""
+    data = _in_store(store, name, size).buffer
+    if data.size != size:
+        raise DamagedObject(name, f"{data.size} bytes", f"{size} bytes")
+    found = digest_of(memoryview(data))
     if found != digest:
         raise DamagedObject(name, f"bytes with digest {found}", f"digest {digest}")
-    return mapped
+    return data
 
 
-def _mapped(store: ObjectStore, name: str, size: int) -> pa.Buffer:
-    if store.uri.startswith("memory:"):
-        data = store.get(name)
-        if data is None:
-            raise DamagedObject(name, "nothing", f"{size} bytes")
-        return pa.py_buffer(data)
-    path = store.path(name) or _fetched(store, name, size)
-    try:
-        return pa.memory_map(str(path), "r").read_buffer() if path.stat().st_size else pa.py_buffer(b"")
-    except FileNotFoundError as error:
-        raise DamagedObject(name, "nothing", f"{size} bytes") from error
+def _in_store(store: ObjectStore, name: str, size: int) -> Whole:
+    """An object where the store has it: in a file of this machine, or else read into memory."""
+    path = store.path(name)
+    if path is not None:
+        try:
+            return Whole.mapped(path, own=False)
+        except FileNotFoundError as error:
+            raise DamagedObject(name, "nothing", f"{size} bytes") from error
+    data = store.get(name)
+    if data is None:
+        raise DamagedObject(name, "nothing", f"{size} bytes")
+    return Whole(pa.py_buffer(data))
 
 
-def _fetched(store: ObjectStore, name: str, size: int) -> Path:
-    """A local copy of an object of a remote store. Named by the object, so fetching twice is harmless."""
-    path = _copy_of(store.uri, name)
-    if not path.exists() or path.stat().st_size != size:
-        data = store.get(name)
-        if data is None:
-            raise DamagedObject(name, "nothing", f"{size} bytes")
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as staged:
-            staged.write(data)
-        Path(staged.name).rename(path)
-    return path
+View = tuple[Segment, tuple[Range, ...]]
+"""A view of a segment, and the ranges that are to be looked up in it."""
 
 
-def _copy_of(uri: str, name: str) -> Path:
-    root = Path(tempfile.gettempdir()) / f"millstream-{os.getuid()}"
-    return root / digest_of(uri.encode()) / name.replace("/", "__")
+class _Open:
+    """A segment that this process reads from."""
+
+    def __init__(self, held: Held) -> None:
+        self.held, self.ref = held, held.ref
+        for spans in metadata_of(memoryview(held.file)):
+            held.need(spans)
+        self._batch = pa.ipc.open_file(pa.BufferReader(held.file)).get_batch(0)
+        self._filtered = "filter" in self._batch.schema.names
+        self.whole: Segment | None = None
+        """The view of all rows, if anybody has needed it."""
+        self._views: dict[tuple[Range, ...], tuple[View, ...]] = {}
+
+    def views(self, ranges: tuple[Range, ...]) -> tuple[View, ...]:
+        if self.whole is not None:
+            return ((self.whole, ranges),)
+        known = self._views.get(ranges)
+        if known is None:
+            windows = self.held.index.windows(ranges)
+            if ranges == self.ref.covers or self._mostly(windows):
+                self.held.need([(0, self.held.size)])
+                self.whole, self._views = Segment(self.ref, self._batch, self._filtered), {}
+                return ((self.whole, ranges),)
+            known = self._views[ranges] = self._parts(windows or [Window(0, 0, ranges)])
+        return known
+
+    def _mostly(self, windows: Sequence[Window]) -> bool:
+        """Whether one view of everything is the better one: it takes no more bytes, or not many more that are here."""
+        rows = sum(window.stop - window.start for window in windows)
+        return rows == self.ref.rows or (self.held.complete and 2 * rows >= self.ref.rows)
+
+    def _parts(self, windows: Sequence[Window]) -> tuple[View, ...]:
+        columns = [name for name in self._batch.schema.names if name not in _OF_ALL_ROWS]
+        base = self.held.file.address
+        for spans in together([spans_of(self._batch, base, columns, each.start, each.stop) for each in windows]):
+            self.held.need(spans)
+        batch = self._batch.select(columns)
+        parts = [batch.slice(each.start, each.stop - each.start) for each in windows]
+        return tuple(
+            (Segment(self.ref, part, self._filtered), each.ranges) for part, each in zip(parts, windows, strict=True)
+        )
 
 
 class SegmentCache:
-    """The mapped segments of one process. A cache only: whoever asks gets the right segment, cached or not."""
+    """The segments that one process reads from. A cache only: whoever asks gets the right rows, cached or not.
+
+    Where a worker's cache is attached to a store, segments are read through it, and else from the store's own files.
+    """
 
     def __init__(self, limit: int = OPEN_SEGMENTS) -> None:
         self._limit = limit
-        self._open: OrderedDict[tuple[str, str], Segment] = OrderedDict()
-        self._wanted: dict[tuple[str, int], set[str]] = {}
+        self._open: OrderedDict[tuple[str, str], _Open] = OrderedDict()
+        self._wanted: dict[tuple[str, int], tuple[frozenset[str], float]] = {}
+        self._workers: dict[str, WorkerCache] = {}
+        self.traffic = Traffic()
 
-    def open(self, store: ObjectStore, ref: SegmentRef) -> Segment:
-        key = (store.uri, ref.name)
-        segment = self._open.get(key)
-        if segment is None:
-            data = read_checked(store, ref.name, ref.bytes, ref.digest)
-            segment = Segment(ref, pa.ipc.open_file(pa.BufferReader(data)).get_batch(0))
-            self._open[key] = segment
-            if len(self._open) > self._limit:
-                self._open.popitem(last=False)
-        else:
+    def attach(self, uri: str, worker: WorkerCache) -> None:
+        """Has the segments of a store read through a worker's cache."""
+        self._workers[uri] = worker
+
+    def open(self, store: ObjectStore, piece: Piece) -> tuple[View, ...]:
+        """Views of all rows of a piece, in order; each with the ranges of the piece that are to be looked up in it."""
+        key = (store.uri, piece.segment.name)
+        found = self._open.get(key)
+        if found is not None:
             self._open.move_to_end(key)
-        return segment
+            if found.whole is not None:
+                return ((found.whole, piece.ranges),)
+        before = self.traffic.fetched
+        views = self._views(store, piece, _TRIES)
+        if self.traffic.fetched > before:
+            self._make_room(key, self.traffic.fetched - before)
+        return views
+
+    def _views(self, store: ObjectStore, piece: Piece, tries: int) -> tuple[View, ...]:
+        key = (store.uri, piece.segment.name)
+        try:
+            found = self._open.get(key) or self._opened(store, piece.segment, in_memory=not tries)
+            return found.views(piece.ranges)
+        except Gone as error:  # its file was evicted meanwhile, is damaged, or has no room to grow
+            self._open.pop(key, None)
+            if isinstance(error, NoRoom):
+                self._workers[store.uri].warn(error)
+                tries = 1
+            return self._views(store, piece, tries - 1)
+
+    def _make_room(self, key: tuple[str, str], count: int) -> None:
+        """Has the worker's cache make room for what came, and lets go of what was evicted for it."""
+        uri, name = key
+        worker = self._workers[uri]
+        gone = set(worker.fetched(count, name, [other for store, other in self._open if store == uri]))
+        for other in [other for other in self._open if other[0] == uri and names.base(other[1]) in gone]:
+            del self._open[other]
+
+    def _opened(self, store: ObjectStore, ref: SegmentRef, in_memory: bool) -> _Open:
+        worker = self._worker(store, ref.name)
+        place: Place
+        if worker is not None:
+            place = InMemory(ref.bytes) if in_memory else worker.place(ref.name, ref.bytes)
+            held = Held(ref, place, Fetcher(store, worker.pace, self.traffic), self.traffic)
+        else:
+            held = Held(ref, _in_store(store, ref.name, ref.bytes), None, self.traffic)
+        opened = self._open[(store.uri, ref.name)] = _Open(held)
+        if len(self._open) > self._limit:
+            self._open.popitem(last=False)
+        return opened
+
+    def _worker(self, store: ObjectStore, name: str) -> WorkerCache | None:
+        """The worker's cache; a store that is not on this machine has one in any case."""
+        worker = self._workers.get(store.uri)
+        if worker is None and store.path(name) is None and not store.uri.startswith("memory:"):
+            worker = open_cache(CacheSettings(), digest_of(store.uri.encode()), os.getpid())
+            self.attach(store.uri, worker)
+        return worker
+
+    def keep(self, store: ObjectStore, ref: SegmentRef, data: Data) -> None:
+        """Puts a segment that was just written into the worker's cache."""
+        worker = self._workers.get(store.uri)
+        if worker is not None:
+            worker.keep(store, ref.name, data)
 
     def settle(self, uri: str, slot: int, refs: Sequence[SegmentRef]) -> None:
         """Says what a slot's state consists of now. Segments that no slot seen here needs are let go, so that
         deleted files give their space back."""
-        self._wanted[(uri, slot)] = {ref.name for ref in refs}
-        wanted = {(store, name) for (store, _), names_ in self._wanted.items() for name in names_}
+        needs, now = frozenset(ref.name for ref in refs), time.monotonic()
+        before, _ = self._wanted.get((uri, slot), (None, now))
+        self._wanted[(uri, slot)] = (needs, now)
+        if uri in self._workers:
+            self._workers[uri].note(slot, needs)
+        if before == needs:
+            return
+        for slot_ in [slot_ for slot_, (_, seen) in self._wanted.items() if now - seen > _FORGET_S]:
+            del self._wanted[slot_]
+        wanted = {(store, name) for (store, _), (names_, _) in self._wanted.items() for name in names_}
         for key in [key for key in self._open if key not in wanted]:
             del self._open[key]
-            _copy_of(*key).unlink(missing_ok=True)
 
 
 CACHE = SegmentCache()

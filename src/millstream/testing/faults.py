@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from millstream.errors import StoreUnavailable
@@ -63,6 +63,13 @@ class FaultyStore:
     def get(self, name: str) -> memoryview | None:
         fail = self._before()
         result = self.inner.get(name)
+        if fail:
+            self._after()
+        return result
+
+    def get_ranges(self, name: str, spans: Sequence[tuple[int, int]]) -> Sequence[memoryview] | None:
+        fail = self._before()
+        result = self.inner.get_ranges(name, spans)
         if fail:
             self._after()
         return result

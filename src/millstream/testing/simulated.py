@@ -16,6 +16,7 @@ import copy
 import pickle
 from collections.abc import Callable, Collection, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -43,13 +44,15 @@ from millstream.protocol.placement import place
 from millstream.protocol.planner import Layout
 from millstream.protocol.steering import Cancel, Outcome
 from millstream.protocol.time import NO_TIME
+from millstream.store.cache import WorkerCache
 from millstream.store.control_log import ControlLog
 from millstream.store.journal import Journal, digest_of, history_at
 from millstream.store.merge import merge
 from millstream.store.names import Maker
 from millstream.store.objects import ObjectStore, open_store
-from millstream.store.segments import SegmentCache
+from millstream.store.segments import CACHE, SegmentCache
 from millstream.testing.crashes import Crashes, CrashMarker, MarkerReached, Records, without_markers
+from millstream.testing.faults import FaultyStore
 
 
 class LocalSpec(Spec):
@@ -72,9 +75,11 @@ class InProcess:
         map_tasks: int,
         crashes: Crashes | None = None,
         workers: Callable[[], Sequence[str]] = lambda: ("0",),
+        cache_dir: Path | None = None,
     ) -> None:
         self.spec, self.store, self.map_tasks, self.crashes = spec, store, map_tasks, crashes or Crashes()
-        self._workers = workers
+        self._workers, self._cache_dir = workers, cache_dir
+        self._seen: dict[str, ObjectStore] = {}
         self.placed: dict[int, str] = {}
 
     def execute(self, task: EpochTask, slots: Sequence[SlotTask], records: Any) -> tuple[list[Report], int]:
@@ -96,7 +101,8 @@ class InProcess:
             hosted = []
             for mine in slots:
                 payloads = [payloads[mine.slot] for payloads in reversed(sent)]  # any order must do
-                hosted.append(host_once(self.spec, task, level, SlotTask.unpack(mine.pack()), payloads, self.store))
+                store = self._store_at(mine.home)
+                hosted.append(host_once(self.spec, task, level, SlotTask.unpack(mine.pack()), payloads, store))
             sent = [list[Any](one.payloads(task, self.store)) for one in hosted]
         return [report for one in hosted for report in one.reports], len(producers)
 
@@ -105,7 +111,20 @@ class InProcess:
         return self.placed
 
     def compact(self, jobs: Sequence[tuple[Job, Maker, int]]) -> list[Edit]:
-        return [merge(self.store, SegmentCache(), job, maker, slot) for job, maker, slot in jobs]
+        if self._cache_dir is None:
+            return [merge(self.store, SegmentCache(), job, maker, slot) for job, maker, slot in jobs]
+        return [merge(self._store_at(slot), CACHE, job, maker, slot) for job, maker, slot in jobs]
+
+    def _store_at(self, slot: int) -> ObjectStore:
+        """The store as the worker of a slot sees it: under another name, so that it keeps what it reads to itself."""
+        worker = self.placed.get(slot, "")
+        if self._cache_dir is None:
+            return self.store
+        if worker not in self._seen:
+            seen = self._seen[worker] = FaultyStore(self.store)
+            seen.uri = f"{self.store.uri}#{self._cache_dir}/{worker}"
+            CACHE.attach(seen.uri, WorkerCache(self._cache_dir / f"worker-{worker}"))
+        return self._seen[worker]
 
 
 class Simulated:
@@ -132,7 +151,8 @@ class Simulated:
     `schemas` gives the columns of each source. A `store` that is passed on to a second `Simulated` is a restart. `now`
     is where the clock starts. `observe` is called at each moment of an epoch, and may raise `Crash`. `options` are
     `slots`, `bin_bits`, `retain` and `compaction_budget`. `background` does upkeep in a thread, as on Spark. `workers`
-    are those that slots are placed on; change the attribute and they have come or gone.
+    are those that slots are placed on; change the attribute and they have come or gone. With a `cache_dir`, each reads
+    state through a cache of its own below it.
     """
 
     def __init__(
@@ -145,12 +165,14 @@ class Simulated:
         observe: Observer | None = None,
         background: bool = False,
         workers: Sequence[str] = ("0", "1"),
+        cache_dir: str | Path | None = None,
         now: datetime = datetime(2026, 1, 1, tzinfo=UTC),
         **options: Any,
     ) -> None:
         self.now = now
         self.query, self.store = query, store if store is not None else open_store("memory://")
         self.map_tasks, self.workers = map_tasks, tuple(workers)
+        self._cache_dir = None if cache_dir is None else Path(cache_dir)
         self._schemas = {name: parse_schema(ddl) for name, ddl in schemas.items()}
         self._stated: dict[str, int] = {}
         self._crashes = Crashes()
@@ -173,7 +195,7 @@ class Simulated:
             self.graph,
             Journal.open(self.store),
             {},
-            InProcess(spec, self.store, self.map_tasks, self._crashes, lambda: self.workers),
+            InProcess(spec, self.store, self.map_tasks, self._crashes, lambda: self.workers, self._cache_dir),
             self,
             self._options,
             self._announced,

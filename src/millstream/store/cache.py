@@ -1,0 +1,309 @@
+"""The cache of a worker: a directory with its slots' segments, whole or in part, shared by its Python processes.
+
+Rules
+-----
+- It decides what a read costs, never what it gives: every process checks what it finds here (see `held`), and whatever
+  is missing, damaged or gone is fetched from the store. Any file may vanish at any time; what is mapped stays readable.
+- What a slot of this worker writes is here at once: as a link where the store is a directory of the same file system,
+  which takes no space, else as a copy. So only state that has moved is ever fetched.
+- Every slot that runs here leaves a note of the segments it needs. Files that nobody needs are removed, so that what
+  was deleted in the store gives its space back; the notes of slots that have not been seen for a while count no more.
+- It takes up to `limit` bytes, and a sixteenth more for each process; links to what the store has do not count. What
+  nobody needs goes first, then what nobody here reads, then what was opened and filled the longest time ago.
+- A directory that cannot be written to costs memory, and never a result.
+- A directory belongs to a process, the worker's. Those of processes that are gone are removed by the next one that
+  opens a cache beside them.
+
+A directory has `<object>` (whole) or `<object>.part` (sparse) for each segment, `slots/<number>` with the notes, and
+`pace`, the time at which the next fetch may begin.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import fcntl
+import logging
+import os
+import shutil
+import socket
+import struct
+import tempfile
+import time
+from collections.abc import Callable, Collection, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from millstream.store import names
+from millstream.store.held import Gone, InMemory, PartFile, Place, Whole
+from millstream.store.objects import Data, ObjectStore
+
+DEFAULT_CACHE_BYTES = 16 << 30
+
+_PART = ".part"
+_NEW_S = 60.0
+"""Files younger than this stay, needed or not: the note may be yet to come."""
+_NOTE_S = 600.0
+"""Notes older than this do not count."""
+_NOTE_EVERY_S = 5.0
+"""How often a slot notes what it needs, and what nobody needs is looked for. Much less than the time that files stay in
+any case: a file that is needed is in a note by then."""
+
+_LOG = logging.getLogger("millstream")
+
+
+@dataclass(frozen=True, slots=True)
+class CacheSettings:
+    """How workers keep what they read: in which directory, how many bytes at most, and how many bytes a second they may
+    fetch from the store; None is no limit, or for the directory, the first of Spark's own."""
+
+    directory: str | None = None
+    limit: int = DEFAULT_CACHE_BYTES
+    fetch_limit: float | None = None
+
+
+class Limiter:
+    """Holds the fetches of all processes that share a file down to a rate, as if they shared a wire.
+
+    >>> import tempfile, pathlib
+    >>> now = 100.0
+    >>> limiter = Limiter(pathlib.Path(tempfile.mkdtemp()) / "pace", rate=1000, clock=lambda: now, sleep=lambda s: None)
+    >>> limiter.reserve(500), limiter.reserve(1000)
+    (100.5, 101.5)
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        rate: float,
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self._path, self._rate, self._clock, self._sleep = path, rate, clock, sleep
+        self._free = 0.0  # if the file cannot be used, this process keeps to the rate by itself
+
+    def reserve(self, count: int) -> float:
+        """The time at which so many bytes have come over, after all that were asked for before."""
+        try:
+            descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT, 0o600)
+        except OSError:
+            self._free = self._after(self._free, count)
+            return self._free
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+            data = os.pread(descriptor, 8, 0)
+            end = self._after(struct.unpack("<d", data)[0] if len(data) == 8 else self._free, count)
+            self._free = end
+            with contextlib.suppress(OSError):
+                os.pwrite(descriptor, struct.pack("<d", end), 0)
+            return end
+        finally:
+            os.close(descriptor)
+
+    def _after(self, free: float, count: int) -> float:
+        return max(free, self._clock()) + count / self._rate
+
+    def wait(self, until: float) -> float:
+        """Waits for a time; how many seconds it took."""
+        left = until - self._clock()
+        if left > 0:
+            self._sleep(left)
+        return max(0.0, left)
+
+
+class WorkerCache:
+    """The cache directory of one worker, as one of its processes sees it."""
+
+    def __init__(self, directory: Path, limit: int = DEFAULT_CACHE_BYTES, fetch_limit: float | None = None) -> None:
+        self.directory, self._limit = directory, limit
+        self.pace = Limiter(directory / "pace", fetch_limit) if fetch_limit else None
+        self._noted: dict[int, float] = {}
+        self._swept = time.monotonic()
+        self._unmeasured = limit  # what was written since the size was last measured; at first nobody knows
+        self._warned = False
+        self._make()
+
+    def _make(self) -> None:
+        with self._trying():
+            (self.directory / "slots").mkdir(parents=True, exist_ok=True, mode=0o700)
+
+    @contextlib.contextmanager
+    def _trying(self) -> Iterator[None]:
+        """Goes on without the directory where it cannot be used, and says so once."""
+        try:
+            yield
+        except OSError as error:
+            self.warn(error)
+
+    def warn(self, error: Exception) -> None:
+        if not self._warned:
+            self._warned = True
+            _LOG.warning("the cache in %s cannot be written (%s): what is read takes memory", self.directory, error)
+
+    def _path(self, name: str) -> Path:
+        return self.directory / names.base(name)
+
+    def place(self, name: str, size: int) -> Place:
+        """Where an object is, or is to be."""
+        path = self._path(name)
+        part = path.with_name(path.name + _PART)
+        for _ in range(2):
+            try:
+                return self._found(path) or PartFile(part, size)
+            except Gone:  # a file of another length, or no directory: both can be mended
+                self._make()
+            except OSError as error:
+                self.warn(error)
+                break
+        return InMemory(size)
+
+    @staticmethod
+    def _found(path: Path) -> Whole | None:
+        try:
+            return Whole.mapped(path, own=True)
+        except FileNotFoundError:
+            return None
+
+    def keep(self, store: ObjectStore, name: str, data: Data) -> None:
+        """Puts what was just written to the store here, too."""
+        path, origin = self._path(name), store.path(name)
+        if origin is not None:
+            with contextlib.suppress(OSError):
+                os.link(origin, path)
+                return
+        with self._trying():
+            staged = path.with_name(f"{path.name}.{os.getpid()}")
+            try:
+                staged.write_bytes(data)
+                staged.rename(path)
+                self._unmeasured += len(data)
+            except OSError:
+                staged.unlink(missing_ok=True)
+                raise
+
+    def note(self, slot: int, needs: Collection[str]) -> None:
+        """Notes what a slot needs now, and removes what no slot needs; both from time to time only."""
+        now = time.monotonic()
+        if now - self._noted.get(slot, -_NOTE_EVERY_S) < _NOTE_EVERY_S:
+            return
+        self._noted[slot] = now
+        with self._trying():
+            path = self.directory / "slots" / str(slot)
+            staged = path.with_name(f"{slot}.{os.getpid()}")
+            staged.write_bytes(msgspec.msgpack.encode([names.base(name) for name in needs]))
+            staged.rename(path)
+            if now - self._swept >= _NOTE_EVERY_S:
+                self._swept = now
+                self.sweep()
+
+    def sweep(self) -> None:
+        """Removes what no slot needs."""
+        needed, now = self._needed(), time.time()
+        for path, name, found in self._files():
+            if name not in needed and now - found.st_mtime > _NEW_S:
+                path.unlink(missing_ok=True)
+
+    def _needed(self) -> set[str]:
+        needed: set[str] = set()
+        now = time.time()
+        for path in (self.directory / "slots").iterdir():
+            with contextlib.suppress(FileNotFoundError, msgspec.DecodeError):
+                if now - path.stat().st_mtime > _NOTE_S:
+                    path.unlink(missing_ok=True)
+                else:
+                    needed.update(msgspec.msgpack.decode(path.read_bytes(), type=list[str]))
+        return needed
+
+    def _files(self) -> list[tuple[Path, str, os.stat_result]]:
+        found = []
+        for entry in os.scandir(self.directory):
+            if entry.name != "pace" and entry.is_file(follow_symlinks=False):
+                with contextlib.suppress(FileNotFoundError):
+                    found.append((Path(entry.path), entry.name.removesuffix(_PART), entry.stat()))
+        return found
+
+    def fetched(self, count: int, name: str, mapped: Collection[str]) -> list[str]:
+        """Takes note that so much of an object was brought here. Makes room if there is too much by now: the names of
+        what had to go. `mapped` are the objects that this process reads from: they go last."""
+        self._unmeasured += count
+        if self._unmeasured <= self._limit // 16:
+            return []
+        self._unmeasured = 0
+        gone: list[str] = []
+        with self._trying():
+            files = [(path, known, stat) for path, known, stat in self._files() if stat.st_nlink == 1]
+            size = sum(stat.st_blocks * 512 for _, _, stat in files)
+            if size <= self._limit:
+                return []
+            needed, reading = self._needed(), {names.base(other) for other in mapped}
+            current = names.base(name)
+            files.sort(key=lambda item: (item[1] in needed, item[1] in reading, item[2].st_mtime))
+            for path, known, stat in files:
+                if size <= self._limit:
+                    break
+                if known != current:
+                    path.unlink(missing_ok=True)
+                    gone.append(known)
+                    size -= stat.st_blocks * 512
+        return gone
+
+
+# -- where caches are ----------------------------------------------------------------------------------------
+
+
+def open_cache(settings: CacheSettings, store_id: str, owner: int | None = None) -> WorkerCache:
+    """The cache of a worker, which is the process `owner`; that of Spark's executor, if it is not said."""
+    base = settings.directory or os.environ.get("SPARK_LOCAL_DIRS", "").split(",")[0] or tempfile.gettempdir()
+    root = Path(base) / "millstream-cache" / store_id
+    owner = executor() if owner is None else owner
+    directory = root / _identity(owner)
+    _remove_orphans(root)
+    if owner == os.getpid():
+        atexit.register(shutil.rmtree, directory, ignore_errors=True)
+    return WorkerCache(directory, settings.limit, settings.fetch_limit)
+
+
+def executor() -> int:
+    """The process that this Python process works for: Spark's Java process, whose daemon has forked it."""
+    parent = os.getppid()
+    if b"pyspark.daemon" in _proc(parent, "cmdline"):
+        fields = _proc(parent, "stat").rsplit(b")", 1)[-1].split()
+        return int(fields[1]) if len(fields) > 1 else parent
+    return parent
+
+
+def _identity(process: int) -> str:
+    """A name that no other process has had on this host: its number, and when it started."""
+    fields = _proc(process, "stat").rsplit(b")", 1)[-1].split()
+    started = fields[19].decode() if len(fields) > 19 else "0"
+    return f"{socket.gethostname()}+{process}+{started}"
+
+
+def _proc(process: int, what: str) -> bytes:
+    try:
+        return Path(f"/proc/{process}/{what}").read_bytes()
+    except OSError:
+        return b""
+
+
+def _remove_orphans(root: Path) -> None:
+    """Removes the caches of processes of this host that are gone."""
+    with contextlib.suppress(OSError):
+        for directory in root.iterdir():
+            host, _, rest = directory.name.rpartition("+")[0].rpartition("+")
+            if host != socket.gethostname() or not rest.isdigit():
+                continue
+            if not _alive(int(rest)) or _identity(int(rest)) != directory.name:
+                shutil.rmtree(directory, ignore_errors=True)
+
+
+def _alive(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True
