@@ -13,6 +13,7 @@ MODE says what is done to the query, once, at its worst moment:
     strong           as levels, with strong productions
     endless          nothing; the query runs until it is stopped
     jvm              the driver kills its JVM in the middle of an epoch
+Whatever is killed, state is moving meanwhile: from the second epoch on, each takes some of slot 0's bins to slot 1.
 With a cluster as MASTER there may be several modes, joined by `+`, each with a folder of its own inside FOLDER.
 Prints one JSON line with what happened.
 """
@@ -148,10 +149,20 @@ def build(spark: SparkSession, folder: Path, mode: str) -> ms.Query:
 def run(spark: SparkSession, folder: Path, mode: str, notify: Observer | None = None) -> dict[str, Any]:
     """Runs the query to its end; what it leaves."""
     trigger = None if mode == "endless" else {"availableNow": True}
-    query = build(spark, folder, mode)
-    running = query.start(spark, store=str(folder / "store"), slots=2, trigger=trigger, observe=notify)
+    query, store = build(spark, folder, mode), str(folder / "store")
+
+    def notify_and_move(moment: str, epoch: int) -> None:
+        if (moment, epoch) == ("committed", 0):
+            control = ms.connect(store)
+            control.apply(control.plan_move(slots=0, share=0.75, to=1, strategy=ms.Batched(128)))
+        if notify is not None:
+            notify(moment, epoch)
+
+    running = query.start(spark, store=store, slots=2, trigger=trigger, observe=notify_and_move)
     running.await_termination()
+    [move] = running.commands()
     return {
+        "moved": (move.state, move.done, move.rounds, move.began),
         "epoch": running.epoch,
         "attempts": {facts.epoch: facts.attempts for facts in running.recent},
         "states": [[list(row) for row in running.state(step, state=state).collect()] for step, state in STATES],
