@@ -33,7 +33,7 @@ CATEGORY = 10
 LAST_AUCTIONS = 10
 GAPS = (30, 60, 90, 120)
 """The gaps of NBQX's sessions, in minutes."""
-NOW, MICRO = timedelta(0), timedelta(microseconds=1)
+NOW, MICRO = timedelta(0), np.timedelta64(1, "us")
 
 
 def q1(read: Sources) -> ms.Stream:
@@ -98,44 +98,58 @@ class Closing(ms.Computation):
     """Keeps the highest bid of an auction until it expires. A bid may come before its auction, and waits for it until
     the auction would be late."""
 
-    auction = ms.Value("struct<seller: long, category: long, opens: timestamp, expires: timestamp>")
+    auction = ms.Value("struct<seller: long, category: long, ts: timestamp, expires: timestamp>")
     best = ms.Value("long", default=0)
     early = ms.Bag("struct<price: long, ts: timestamp>")
     closes = ms.Timer(ms.EVENT_TIME)
     forget = ms.Timer(ms.EVENT_TIME)
     output = "auction long, seller long, category long, price long"
 
-    def on_record(self, row: Any, at: ms.At) -> None:
-        if at.input == "auctions":
-            auction = {"seller": row.seller, "category": row.category, "opens": row.ts, "expires": row.expires}
-            self.auction.set(auction)
-            self.closes.set(row.expires)
-            for bid in self.early.read():
-                self._bid(bid["price"], bid["ts"])
-            self.early.clear()
-            self.forget.delete()
-        elif self.auction.exists():
-            self._bid(row.price, row.ts)
-        else:
-            self.early.append({"price": row.price, "ts": row.ts})
-            self.forget.set(row.ts + MICRO)
+    def on_batch(self, batch: ms.Batch) -> None:
+        came, auctions = self._opened(batch)
+        opens, expires = (_micros(column) for column in auctions.flatten()[2:])
+        bids, waiting = batch.input("bids"), self.early.read(batch, where=came)
+        new = pa.StructArray.from_arrays([bids.column("price"), bids.column("ts")], ["price", "ts"])
+        counts = np.concatenate([bids.count(), waiting.value_lengths().to_numpy()])
+        places = np.repeat(np.tile(np.arange(len(batch)), 2), counts)
+        prices, times = pa.concat_arrays([new, waiting.flatten()]).flatten()
+        counting = (opens[places] <= _micros(times)) & (_micros(times) < expires[places])
+        best = self.best.read(batch)
+        np.maximum.at(best, places[counting], prices.to_numpy()[counting])
+        self.best.write(batch, best, where=best > 0)
+        self.early.clear(batch, where=came)
+        self.forget.delete(batch, where=came)
+        unknown = ~auctions.is_valid().to_numpy(zero_copy_only=False)
+        lost = np.flatnonzero(unknown[places])
+        self.early.append(batch, new.take(pa.array(lost)), places[lost])
+        self.forget.set(batch, batch.newest() + MICRO, where=unknown)
 
-    def _bid(self, price: int, ts: Any) -> None:
-        auction = self.auction.get()
-        if auction["opens"] <= ts < auction["expires"] and price > self.best.get():
-            self.best.set(price)
+    def _opened(self, batch: ms.Batch) -> tuple[Any, pa.StructArray]:
+        """Which keys have a new auction, and the auctions of all that have one."""
+        new, names = batch.input("auctions"), ["seller", "category", "ts", "expires"]
+        came, known = new.count() > 0, self.auction.read(batch)
+        opened = pa.StructArray.from_arrays([new.first(name) for name in names], names)
+        self.auction.write(batch, opened, where=came)
+        self.closes.set(batch, _micros(new.first("expires")).view("datetime64[us]"), where=came)
+        return came, pc.if_else(pa.array(came), opened, known)
 
     @closes.fires
-    def closed(self, at: ms.At) -> Iterator[tuple[Any, ...]]:
-        auction, price = self.auction.get(), self.best.get()
-        self.auction.delete()
-        self.best.delete()
-        if price:
-            yield at.key, auction["seller"], auction["category"], price
+    def closed(self, batch: ms.TimerBatch) -> Iterator[Any]:
+        seller, category, *_ = self.auction.read(batch).flatten()
+        prices = self.best.read(batch)
+        self.auction.delete(batch)
+        self.best.delete(batch)
+        made, sold = batch.output(batch.keys, seller, category, prices), prices > 0
+        yield batch.timed(made.filter(pa.array(sold)), batch.times[sold])
 
     @forget.fires
-    def forgotten(self, at: ms.At) -> None:
-        self.early.clear()
+    def forgotten(self, batch: ms.TimerBatch) -> None:
+        self.early.clear(batch)
+
+
+def _micros(column: pa.Array) -> Any:
+    """Times in microseconds; null is before all bids."""
+    return column.cast(pa.int64()).fill_null(0).to_numpy()
 
 
 class AveragePrice(ms.Computation):
