@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from migrations import VERBS, Commander
+from migrations import STRATEGIES, VERBS, Commander
 from millstream.engine.driver import MOMENTS
 from millstream.errors import StoreUnavailable
 from millstream.store import chunks
@@ -200,7 +200,7 @@ def test_any_query_with_any_records_and_crashes_is_that_of_a_sequential_run(
             "late rows",
             "CRASH",
             *(f"{verb} done" for verb in VERBS),
-            *("cancelled", "refused", "AllAtOnce", "Fluid", "Batched", "Matched"),
+            *("cancelled", "refused", *STRATEGIES),
         ]
         assert [name for name in (*wanted, *(repr(CRASH.at(m)) for m in MOMENTS)) if seen[name] < 5] == []
 
