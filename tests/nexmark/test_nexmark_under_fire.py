@@ -94,13 +94,14 @@ class Schedule:
 @pytest.mark.parametrize("query", STATEFUL, ids=lambda query: query.name)
 def test_results_are_those_of_plain_python_whatever_moves_and_dies(query: NexmarkQuery, seed: int) -> None:
     seen: Counter[str] = Counter()
-    for number in range(seed, seed + SCHEDULES):
+    count = SCHEDULES if query.name != "nbqx" else SCHEDULES // 4  # which does so much more
+    for number in range(seed, seed + count):
         try:
             seen += Schedule(query, number).run()
         except BaseException as error:
             error.add_note(f"MILLSTREAM_SEED={number} MILLSTREAM_SCHEDULES=1 makes this schedule again")
             raise
     print(query.name, dict(seen))
-    if SCHEDULES >= 50:
+    if count >= 50:
         wanted = ("done", "cancelled", "refused", "crashes", "store faults", *STRATEGIES)
         assert [name for name in wanted if seen[name] < 3] == []

@@ -10,7 +10,6 @@ Rules
 
 from __future__ import annotations
 
-import copy
 from itertools import pairwise
 from typing import Any
 
@@ -19,6 +18,7 @@ import pyarrow as pa
 
 from millstream.errors import UserError
 from millstream.model.batch import Batch
+from millstream.model.copies import copier
 from millstream.model.fits import fitting
 from millstream.model.kinds import Changed, Mask, Rows, State, check_fit, encoded_values
 from millstream.model.maps import ReadAhead, StoredEntries
@@ -204,22 +204,22 @@ class RecordBag(_Bags):
         self.index = 0
         self._added: dict[int, list[Any]] = {}
         self._ahead = ReadAhead(stored, len(batch), _in_order)
-        self._copy = pa.types.is_nested(declared.arrow_type)
+        self._copied = copier(declared.arrow_type)
         self._fits = fitting(declared.arrow_type)
         self._before: tuple[bool, int, list[Any]] = (False, 0, [])
 
     def append(self, value: Any) -> None:
         if self._declared.is_object:
             value = dumped(self._declared.what, value)
-        elif self._copy:
-            value = copy.deepcopy(value)
+        else:
+            value = self._copied(value)
         self._added.setdefault(self.index, []).append(value)
 
     def read(self) -> list[Any]:
         current = [*self._stored_now(), *self._added.get(self.index, ())]
         if self._declared.is_object:
             return [loaded(self._declared.what, data) for data in current]
-        return copy.deepcopy(current) if self._copy else current
+        return [self._copied(value) for value in current]
 
     def exists(self) -> bool:
         return bool(self._added.get(self.index) or self._stored_now())

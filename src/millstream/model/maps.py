@@ -12,7 +12,6 @@ Rules
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar, overload
@@ -24,6 +23,7 @@ import pyarrow.compute as pc
 from millstream.errors import UserError
 from millstream.model.arrays import array_from, python_values
 from millstream.model.batch import Batch
+from millstream.model.copies import copier
 from millstream.model.fits import fitting
 from millstream.model.kinds import Changed, Mask, Rows, State, check_fit, encoded_values, object_array
 from millstream.model.overlay import GONE, Column, Overlay, mask_of, places_in
@@ -308,7 +308,7 @@ class RecordMap:
         self._ahead = ReadAhead(stored, len(batch), dict)
         self._changed: dict[int, dict[Any, Any]] = {}
         self._undo: list[tuple[Any, Any]] | None = None
-        self._copy = declared.is_object or pa.types.is_nested(declared.arrow_type)
+        self._copied = copier(declared.arrow_type)
         self._fits = fitting(declared.arrow_type)
 
     def get(self, subkey: Any) -> Any:
@@ -321,8 +321,8 @@ class RecordMap:
     def set(self, subkey: Any, value: Any) -> None:
         if self._declared.is_object:
             value = dumped(self._declared.what, value)
-        elif self._copy:
-            value = copy.deepcopy(value)
+        else:
+            value = self._copied(value)
         self._put(self._exact(subkey), value)
 
     def delete(self, subkey: Any) -> None:
@@ -385,7 +385,7 @@ class RecordMap:
     def _out(self, value: Any) -> Any:
         if self._declared.is_object:
             return loaded(self._declared.what, value)
-        return copy.deepcopy(value) if self._copy else value
+        return self._copied(value)
 
     def _stored_now(self) -> dict[Any, Any]:
         """The stored entries of the current key."""

@@ -12,7 +12,6 @@ Rules
 
 from __future__ import annotations
 
-import copy
 from typing import Any, Protocol, overload
 
 import numpy as np
@@ -23,6 +22,7 @@ import pyarrow.compute as pc
 from millstream.errors import UserError
 from millstream.model.arrays import array_from
 from millstream.model.batch import Batch
+from millstream.model.copies import copier
 from millstream.model.fits import fitting
 from millstream.model.kinds import Changed, Mask, State, check_fit, encoded_values, object_array
 from millstream.model.overlay import mask_of
@@ -301,13 +301,17 @@ class RecordValue:
 class CopiedRecordValue(RecordValue):
     """The same for values that can be changed in place: structs, arrays and maps."""
 
-    __slots__ = ()
+    __slots__ = ("_copied",)
+
+    def __init__(self, declared: Value, batch: Batch, stored: Stored) -> None:
+        super().__init__(declared, batch, stored)
+        self._copied = copier(declared.arrow_type)
 
     def get(self) -> Any:
-        return copy.deepcopy(self._values[self.index])
+        return self._copied(self._values[self.index])
 
     def set(self, value: Any) -> None:
-        super().set(copy.deepcopy(value))
+        super().set(self._copied(value))
 
 
 class PickledRecordValue(RecordValue):
