@@ -23,7 +23,7 @@ import click
 import msgspec
 
 from millstream.control.arguments import NumbersType, SettingType, SpanType, StrategyType, WhenType
-from millstream.control.exits import code_of, complain
+from millstream.control.exits import INTERRUPTED, code_of, complain
 from millstream.errors import MillstreamError, UserError
 
 if TYPE_CHECKING:
@@ -149,7 +149,7 @@ class Asked:
             click.echo(
                 f"No longer waiting. The command goes on; `millstream cancel STORE {handle.number}` ends it.", err=True
             )
-            raise
+            click.get_current_context().exit(INTERRUPTED)
         told["outcome"] = msgspec.to_builtins(outcome)
         self.say(sentence(outcome))
         self._finish(told)
