@@ -27,7 +27,7 @@ class Count(ms.Computation):
 
 def simulated(store: ObjectStore | None = None, **options: Any) -> Simulated:
     query = ms.Query("words")
-    query.source("words", None).key_by("word").compute("count", Count)
+    query.source("words", None).key_by("word").compute("count", Count).sink("out", ms.Memory())
     return Simulated(query, {"words": "word string"}, store=store, **{"bin_bits": 6, **options})
 
 

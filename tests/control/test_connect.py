@@ -14,12 +14,13 @@ import pytest
 import millstream as ms
 from millstream.control.connect import Control
 from millstream.engine.described import described_graph
+from millstream.engine.driver import MOMENTS
 from millstream.protocol.keyspace import Range
 from millstream.store import names
 from millstream.store.control_log import ControlLog
 from millstream.store.journal import Journal
 from millstream.store.objects import open_store
-from millstream.testing import FaultyStore, Simulated
+from millstream.testing import CRASH, FaultyStore, Simulated
 from words import WORDS, files, running, simulated
 
 
@@ -237,6 +238,21 @@ def test_a_cancel_leaves_what_was_done(sim: Simulated) -> None:
     assert 1 <= handle.wait(0).done < handle.wait(0).rounds
     assert control.plan_rescale(4).rounds, "there is a rest, which may be planned again"
     sim.feed(words=WORDS)
+    assert dict(sim.state("count"))["the"] == 4 * (sim.epoch + 1)
+
+
+@pytest.mark.parametrize("moment", MOMENTS)
+def test_a_command_is_carried_out_once_whenever_the_driver_dies(sim: Simulated, moment: str) -> None:
+    control = Control(sim.store)
+    plan = control.plan_rescale(4, strategy=ms.Batched(8))
+    handle = control.apply(plan)
+    for _ in plan.rounds:
+        sim.feed(words=[*WORDS, CRASH.at(moment)])
+    outcome = handle.wait(0)
+    assert (outcome.state, outcome.done, outcome.last - outcome.began + 1) == ("done", 4, 4)
+    assert sim.driver.tables["count"].version == 4, "each round has changed the table once"
+    assert sim.driver.journal.history.control == 1
+    assert control.status().generation == 5
     assert dict(sim.state("count"))["the"] == 4 * (sim.epoch + 1)
 
 

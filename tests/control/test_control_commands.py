@@ -17,7 +17,7 @@ from click.testing import CliRunner, Result
 from rich.console import Console
 
 import millstream as ms
-from millstream.control import watch
+from millstream.control import handle, watch
 from millstream.control.cli import main
 from millstream.control.connect import Control
 from millstream.control.control_commands import COMMANDS
@@ -199,6 +199,14 @@ def test_without_a_driver_a_command_waits_and_says_so(sim: Simulated) -> None:
     assert set(table(sim).slots) == {0, 1, 2, 3}
 
 
+def test_who_stops_waiting_takes_nothing_back(sim: Simulated, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(handle.time, "sleep", lambda seconds: signal.raise_signal(signal.SIGINT))
+    stopped = run("rescale", sim, "4", code=130)
+    assert "No longer waiting. The command goes on; `millstream cancel STORE 0` ends it." in stopped.stderr
+    sim.feed(words=WORDS)
+    assert set(table(sim).slots) == {0, 1, 2, 3}
+
+
 def test_a_plan_may_wait_for_an_epoch_or_a_time(sim: Simulated) -> None:
     run("rescale", sim, "3", "--at", "3", "--no-wait")
     sim.feed(words=WORDS)
@@ -327,10 +335,10 @@ def test_the_picture_shows_slots_workers_and_progress(sim: Simulated, width: int
     control = Control(sim.store)
     control.cancel(7)
     sim.feed(words=WORDS)
-    handle = control.apply(control.plan_rescale(4, strategy=ms.Batched(8)))
+    rescaling = control.apply(control.plan_rescale(4, strategy=ms.Batched(8)))
     sim.feed(words=WORDS)
     sim.feed(words=WORDS)
-    assert handle.progress().done == 2
+    assert rescaling.progress().done == 2
     console = Console(width=width, force_terminal=True, record=True, file=io.StringIO())
     console.print(watch.picture(control.status(), control.commands(), width))
     text = console.export_text()

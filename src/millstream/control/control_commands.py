@@ -3,8 +3,8 @@
 Rules
 -----
 - Each does what the method of the same name of `millstream.connect(STORE)` does, and says what came of it.
-- With `--json`, standard output is one JSON object whatever happens, errors included (`error`, `kind`, `exit_code`);
-  only wrong usage is told as text alone.
+- With `--json`, standard output is one JSON object (of `watch`, one whenever something has changed), also for errors:
+  `error`, `kind`, `exit_code`. Only wrong usage and Ctrl-C are told as text alone.
 - A verb that changes something waits for its answer, unless it is told not to. Who stops waiting, by Ctrl-C or a
   timeout, takes nothing back: the command is in the store.
 """
@@ -23,7 +23,7 @@ import click
 import msgspec
 
 from millstream.control.arguments import NumbersType, SettingType, SpanType, StrategyType, WhenType
-from millstream.control.exits import code_of, complain
+from millstream.control.exits import INTERRUPTED, code_of, complain
 from millstream.errors import MillstreamError, UserError
 
 if TYPE_CHECKING:
@@ -149,7 +149,7 @@ class Asked:
             click.echo(
                 f"No longer waiting. The command goes on; `millstream cancel STORE {handle.number}` ends it.", err=True
             )
-            raise
+            click.get_current_context().exit(INTERRUPTED)
         told["outcome"] = msgspec.to_builtins(outcome)
         self.say(sentence(outcome))
         self._finish(told)

@@ -80,6 +80,7 @@ class Pulse:
         self.written_ms = 0
         self.epoch_ms = 0.0
         self._planned: tuple[int, int, int] | None = None
+        self._epoch = -1
         self._commits: deque[tuple[int, int]] = deque(maxlen=_REMEMBERED + 1)
 
     def told(self, envelope: Envelope) -> None:
@@ -89,6 +90,11 @@ class Pulse:
             self._planned = (envelope.body.epoch, envelope.body.attempt, envelope.at_ms)
         elif isinstance(envelope.body, Commit):
             commit = envelope.body
+            if commit.epoch <= self._epoch:
+                return  # read again
+            if commit.epoch != self._epoch + 1:
+                self._commits.clear()
+            self._epoch = commit.epoch
             if self._planned is not None and self._planned[:2] == (commit.epoch, commit.attempt):
                 self.epoch_ms = float(max(0, envelope.at_ms - self._planned[2]))
             self._commits.append((envelope.at_ms, sum(commit.records.values())))
