@@ -24,6 +24,7 @@ from millstream.protocol.keyspace import LAST, WHOLE, Hashes, Range, clip
 from millstream.protocol.manifest import Family, Piece, SegmentRef
 from millstream.store import cache as cache_module
 from millstream.store import chunks, names
+from millstream.store import segments as segments_module
 from millstream.store.cache import CacheSettings, Limiter, WorkerCache, open_cache
 from millstream.store.chunks import Index, chunks_of, file_size, index_of
 from millstream.store.due import due_between
@@ -260,8 +261,12 @@ def test_no_more_is_fetched_than_the_range_and_a_few_chunks(kind: str, rng: rand
     assert store.read - before <= allowed - index, "and the neighbour costs no more"
 
 
+@pytest.mark.parametrize("sort_at", [1, 16])
 @pytest.mark.usefixtures("small_chunks")
-def test_lookups_and_timers_are_the_same_in_views_as_in_the_whole(rng: random.Random, tmp_path: Path) -> None:
+def test_lookups_and_timers_are_the_same_in_views_as_in_the_whole(
+    sort_at: int, rng: random.Random, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(segments_module, "_SORT_AT", sort_at)
     store = CountingStore(open_store(str(tmp_path / "store")))
     count = 3000
     tags = pa.array([rng.choice(["", "a", "b"]) for _ in range(count)])

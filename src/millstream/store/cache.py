@@ -37,7 +37,7 @@ from pathlib import Path
 import msgspec
 
 from millstream.store import names
-from millstream.store.held import Gone, InMemory, PartFile, Place, Whole
+from millstream.store.held import Gone, InMemory, NoRoom, PartFile, Place, Whole
 from millstream.store.objects import Data, ObjectStore
 
 DEFAULT_CACHE_BYTES = 16 << 30
@@ -152,11 +152,11 @@ class WorkerCache:
         for _ in range(2):
             try:
                 return self._found(path) or PartFile(part, size)
-            except Gone:  # a file of another length, or no directory: both can be mended
-                self._make()
-            except OSError as error:
+            except (NoRoom, OSError) as error:
                 self.warn(error)
                 break
+            except Gone:  # a file of another length, or no directory: both can be mended
+                self._make()
         return InMemory(size)
 
     @staticmethod
