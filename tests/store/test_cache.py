@@ -614,16 +614,20 @@ def test_caches_of_processes_that_are_gone_are_removed_by_the_next_one(tmp_path:
     ended = subprocess.Popen(["true"])
     owner = cache_module._identity(ended.pid)
     ended.wait()
-    root = tmp_path / "millstream-cache" / "some-store"
+    root, other = (tmp_path / "millstream-cache" / store for store in ("some-store", "another"))
+    (other / owner).mkdir(parents=True)
     for name in (owner, "elsewhere+1+1", "not ours"):
         (root / name).mkdir(parents=True)
         (root / name / "file").write_text("x")
     settings_ = CacheSettings(str(tmp_path))
     mine = open_cache(settings_, "some-store", os.getpid())
     assert {path.name for path in root.iterdir()} == {mine.directory.name, "elsewhere+1+1", "not ours"}
+    assert list(other.iterdir()) == [], "those of other stores, too"
+    os.utime(other, (0, 0))
     again = open_cache(settings_, "some-store", os.getpid())
     assert again.directory == mine.directory
     assert mine.directory.is_dir()
+    assert not other.exists()
 
 
 def test_the_directory_is_that_of_spark_unless_it_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
