@@ -256,7 +256,10 @@ class WorkerCache:
 
 
 def open_cache(settings: CacheSettings, store_id: str, owner: int | None = None) -> WorkerCache:
-    """The cache of a worker, which is the process `owner`; that of Spark's executor, if it is not said."""
+    """The cache of a worker, which is the process `owner`; that of Spark's executor, if it is not said.
+
+    Spark tells its Python processes the executor's own directories in `SPARK_LOCAL_DIRS`, and removes them with it.
+    """
     base = settings.directory or os.environ.get("SPARK_LOCAL_DIRS", "").split(",")[0] or tempfile.gettempdir()
     root = Path(base) / "millstream-cache" / store_id
     owner = executor() if owner is None else owner
