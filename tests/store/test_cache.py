@@ -24,6 +24,7 @@ from millstream.protocol.keyspace import LAST, WHOLE, Hashes, Range, clip
 from millstream.protocol.manifest import Family, Piece, SegmentRef
 from millstream.store import cache as cache_module
 from millstream.store import chunks, names
+from millstream.store import segments as segments_module
 from millstream.store.cache import CacheSettings, Limiter, WorkerCache, open_cache
 from millstream.store.chunks import Index, chunks_of, file_size, index_of
 from millstream.store.due import due_between
@@ -260,8 +261,12 @@ def test_no_more_is_fetched_than_the_range_and_a_few_chunks(kind: str, rng: rand
     assert store.read - before <= allowed - index, "and the neighbour costs no more"
 
 
+@pytest.mark.parametrize("sort_at", [1, 16])
 @pytest.mark.usefixtures("small_chunks")
-def test_lookups_and_timers_are_the_same_in_views_as_in_the_whole(rng: random.Random, tmp_path: Path) -> None:
+def test_lookups_and_timers_are_the_same_in_views_as_in_the_whole(
+    sort_at: int, rng: random.Random, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(segments_module, "_SORT_AT", sort_at)
     store = CountingStore(open_store(str(tmp_path / "store")))
     count = 3000
     tags = pa.array([rng.choice(["", "a", "b"]) for _ in range(count)])
@@ -609,16 +614,20 @@ def test_caches_of_processes_that_are_gone_are_removed_by_the_next_one(tmp_path:
     ended = subprocess.Popen(["true"])
     owner = cache_module._identity(ended.pid)
     ended.wait()
-    root = tmp_path / "millstream-cache" / "some-store"
+    root, other = (tmp_path / "millstream-cache" / store for store in ("some-store", "another"))
+    (other / owner).mkdir(parents=True)
     for name in (owner, "elsewhere+1+1", "not ours"):
         (root / name).mkdir(parents=True)
         (root / name / "file").write_text("x")
     settings_ = CacheSettings(str(tmp_path))
     mine = open_cache(settings_, "some-store", os.getpid())
     assert {path.name for path in root.iterdir()} == {mine.directory.name, "elsewhere+1+1", "not ours"}
+    assert list(other.iterdir()) == [], "those of other stores, too"
+    os.utime(other, (0, 0))
     again = open_cache(settings_, "some-store", os.getpid())
     assert again.directory == mine.directory
     assert mine.directory.is_dir()
+    assert not other.exists()
 
 
 def test_the_directory_is_that_of_spark_unless_it_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

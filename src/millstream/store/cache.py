@@ -37,7 +37,7 @@ from pathlib import Path
 import msgspec
 
 from millstream.store import names
-from millstream.store.held import Gone, InMemory, PartFile, Place, Whole
+from millstream.store.held import Gone, InMemory, NoRoom, PartFile, Place, Whole
 from millstream.store.objects import Data, ObjectStore
 
 DEFAULT_CACHE_BYTES = 16 << 30
@@ -47,6 +47,8 @@ _NEW_S = 60.0
 """Files younger than this stay, needed or not: the note may be yet to come."""
 _NOTE_S = 600.0
 """Notes older than this do not count."""
+_EMPTY_S = 3600.0
+"""Nobody who makes a directory for a store takes that long to make one in it."""
 _NOTE_EVERY_S = 5.0
 """How often a slot notes what it needs, and what nobody needs is looked for. Much less than the time that files stay in
 any case: a file that is needed is in a note by then."""
@@ -152,11 +154,11 @@ class WorkerCache:
         for _ in range(2):
             try:
                 return self._found(path) or PartFile(part, size)
-            except Gone:  # a file of another length, or no directory: both can be mended
-                self._make()
-            except OSError as error:
+            except (NoRoom, OSError) as error:
                 self.warn(error)
                 break
+            except Gone:  # a file of another length, or no directory: both can be mended
+                self._make()
         return InMemory(size)
 
     @staticmethod
@@ -254,12 +256,15 @@ class WorkerCache:
 
 
 def open_cache(settings: CacheSettings, store_id: str, owner: int | None = None) -> WorkerCache:
-    """The cache of a worker, which is the process `owner`; that of Spark's executor, if it is not said."""
+    """The cache of a worker, which is the process `owner`; that of Spark's executor, if it is not said.
+
+    Spark tells its Python processes the executor's own directories in `SPARK_LOCAL_DIRS`, and removes them with it.
+    """
     base = settings.directory or os.environ.get("SPARK_LOCAL_DIRS", "").split(",")[0] or tempfile.gettempdir()
     root = Path(base) / "millstream-cache" / store_id
     owner = executor() if owner is None else owner
     directory = root / _identity(owner)
-    _remove_orphans(root)
+    _remove_orphans(root.parent)
     if owner == os.getpid():
         atexit.register(shutil.rmtree, directory, ignore_errors=True)
     return WorkerCache(directory, settings.limit, settings.fetch_limit)
@@ -288,15 +293,19 @@ def _proc(process: int, what: str) -> bytes:
         return b""
 
 
-def _remove_orphans(root: Path) -> None:
-    """Removes the caches of processes of this host that are gone."""
+def _remove_orphans(caches: Path) -> None:
+    """Removes the caches of processes of this host that are gone, whichever store they were of."""
     with contextlib.suppress(OSError):
-        for directory in root.iterdir():
-            host, _, rest = directory.name.rpartition("+")[0].rpartition("+")
-            if host != socket.gethostname() or not rest.isdigit():
-                continue
-            if not _alive(int(rest)) or _identity(int(rest)) != directory.name:
-                shutil.rmtree(directory, ignore_errors=True)
+        for root in caches.iterdir():
+            for directory in root.iterdir():
+                host, _, process = directory.name.rpartition("+")[0].rpartition("+")
+                if host != socket.gethostname() or not process.isdigit():
+                    continue
+                if not _alive(int(process)) or _identity(int(process)) != directory.name:
+                    shutil.rmtree(directory, ignore_errors=True)
+            with contextlib.suppress(OSError):  # it has others
+                if time.time() - root.stat().st_mtime > _EMPTY_S:
+                    root.rmdir()
 
 
 def _alive(process: int) -> bool:

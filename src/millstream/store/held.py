@@ -41,7 +41,7 @@ class Gone(Exception):
 
 
 class NoRoom(Gone):
-    """The cache cannot be written to: no space, no permission."""
+    """The cache cannot be used: no space, no permission, a disk that fails."""
 
 
 class Whole:
@@ -88,8 +88,12 @@ class PartFile:
             descriptor = os.open(self._path, os.O_RDWR | flags, 0o600)
         except FileNotFoundError as error:
             raise Gone(f"{self._path} was evicted") from error
+        except OSError as error:
+            raise NoRoom(str(error)) from error
         try:
             yield descriptor
+        except OSError as error:
+            raise NoRoom(str(error)) from error
         finally:
             os.close(descriptor)
 
@@ -256,10 +260,7 @@ class Held:
 
     def _put(self, pieces: Sequence[tuple[int, memoryview]]) -> None:
         assert not isinstance(self._place, Whole), "refused before anything was fetched"
-        try:
-            self._place.write(pieces)
-        except OSError as error:
-            raise NoRoom(str(error)) from error
+        self._place.write(pieces)
 
     def _span(self, chunk: int) -> Span:
         return chunk * chunks.CHUNK, min((chunk + 1) * chunks.CHUNK, self.size)

@@ -11,7 +11,8 @@ Rules
   few more, and nothing but their bytes is fetched or even looked at. A slot that needs all of a segment has one view.
 - A view is a segment of its own to whoever looks things up in it: no search leaves it.
 - A segment of timers can also be read by time: a column holds the row numbers in the order of the rows' times, so
-  that the few that are due among millions are found by a binary search. A view of some rows sorts its own, once.
+  that the few that are due among millions are found by a binary search. A view of some rows sorts its own,
+  if it is asked often enough.
 
 The file in the object (see `chunks`) is one Arrow IPC record batch, uncompressed, with the columns `hash` (uint64),
 `k0`, `k1`... (the key), `value` (the declared type, or the bytes of a Python object) and, only where they are needed:
@@ -54,6 +55,10 @@ OPEN_SEGMENTS = 4096
 
 _TRIES = 2
 """How often a segment is looked for in the worker's cache; then it is read into memory."""
+_KEEP_VIEWS = 8
+"""How many sets of ranges of a segment are remembered: while state moves to a slot, every epoch has another one."""
+_SORT_AT = 16
+"""How often a view of timers is searched row by row before it is worth sorting."""
 _FORGET_S = 600.0
 """A slot that has not run here for so long runs elsewhere."""
 
@@ -67,6 +72,7 @@ class Segment:
 
     def __init__(self, ref: SegmentRef, batch: pa.RecordBatch, filtered: bool) -> None:
         self.ref, self.batch = ref, batch
+        self._asked = 0
         self.filtered = filtered
         """Whether the segment has a filter, even if a view of it has none."""
         self.hashes: Hashes = self._numbers("hash", np.uint64)
@@ -128,9 +134,14 @@ class Segment:
         return gone
 
     def rows_between(self, after: int, until: int) -> Rows:
-        """The rows of timers whose times lie after the one and not after the other."""
-        numbers, live = self._by_time
+        """The rows of timers whose times lie after the one and not after the other, in the order of their times."""
         times = numbers_of(self.values.field(0), np.int64)
+        self._asked += 1
+        if "by_time" not in self.batch.schema.names and self._asked < _SORT_AT:
+            rows = np.flatnonzero((times > after) & (times <= until))
+            rows = rows[~self.dead(rows)]
+            return rows[np.argsort(times[rows], kind="stable")]
+        numbers, live = self._by_time
         edges = [_first_above(times, numbers, live, bound) for bound in (after, until)]
         found: Rows = numbers[edges[0] : edges[1]].astype(np.int64)
         return found
@@ -341,6 +352,8 @@ class _Open:
                 self.whole, self._views = Segment(self.ref, self._batch, self._filtered), {}
                 return ((self.whole, ranges),)
             known = self._views[ranges] = self._parts(windows or [Window(0, 0, ranges)])
+            if len(self._views) > _KEEP_VIEWS:
+                del self._views[next(iter(self._views))]
         return known
 
     def _mostly(self, windows: Sequence[Window]) -> bool:
@@ -376,6 +389,12 @@ class SegmentCache:
     def attach(self, uri: str, worker: WorkerCache) -> None:
         """Has the segments of a store read through a worker's cache."""
         self._workers[uri] = worker
+
+    def apart(self) -> SegmentCache:
+        """Another one with the same workers' caches, for another thread."""
+        other = SegmentCache(self._limit)
+        other._workers = self._workers
+        return other
 
     def open(self, store: ObjectStore, piece: Piece) -> tuple[View, ...]:
         """Views of all rows of a piece, in order; each with the ranges of the piece that are to be looked up in it."""

@@ -50,7 +50,7 @@ from millstream.store.journal import Journal, digest_of, history_at
 from millstream.store.merge import merge
 from millstream.store.names import Maker
 from millstream.store.objects import ObjectStore, open_store
-from millstream.store.segments import CACHE, SegmentCache
+from millstream.store.segments import CACHE
 from millstream.testing.crashes import Crashes, CrashMarker, MarkerReached, Records, without_markers
 from millstream.testing.faults import FaultyStore
 
@@ -111,9 +111,7 @@ class InProcess:
         return self.placed
 
     def compact(self, jobs: Sequence[tuple[Job, Maker, int]]) -> list[Edit]:
-        if self._cache_dir is None:
-            return [merge(self.store, SegmentCache(), job, maker, slot) for job, maker, slot in jobs]
-        return [merge(self._store_at(slot), CACHE, job, maker, slot) for job, maker, slot in jobs]
+        return [merge(self._store_at(slot), CACHE.apart(), job, maker, slot) for job, maker, slot in jobs]
 
     def _store_at(self, slot: int) -> ObjectStore:
         """The store as the worker of a slot sees it: under another name, so that it keeps what it reads to itself."""
