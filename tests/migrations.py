@@ -29,11 +29,11 @@ def random_strategy(rng: random.Random) -> planner.Strategy:
     return rng.choice(kinds)()
 
 
-def random_plan(sim: Simulated, rng: random.Random, most_slots: int = 6) -> MigrationPlan | None:
-    """A plan made from where state lies now; None if what was thought of cannot be planned."""
-    layout, strategy, verb = sim.layout, random_strategy(rng), rng.choice(VERBS)
+def random_plan(layout: planner.Layout, epoch: int, rng: random.Random, most_slots: int = 6) -> MigrationPlan | None:
+    """A plan made from where state lies after an epoch; None if what was thought of cannot be planned."""
+    strategy, verb = random_strategy(rng), rng.choice(VERBS)
     steps = rng.choice((None, None, rng.choice(sorted(layout.tables))))
-    start = rng.choice((AT_ONCE, AT_ONCE, AT_ONCE, Start(epoch=sim.epoch + rng.randint(1, 3))))
+    start = rng.choice((AT_ONCE, AT_ONCE, AT_ONCE, Start(epoch=epoch + rng.randint(1, 3))))
     slots = sorted(layout.owners)
     try:
         match verb:
@@ -76,7 +76,7 @@ class Commander:
             return
         chance = rng.random()
         if chance < 0.45:
-            plan = random_plan(sim, rng)
+            plan = random_plan(sim.layout, sim.epoch, rng)
             if plan is not None and plan.rounds:
                 self.send(plan)
         elif chance < 0.55 and self.sent:
