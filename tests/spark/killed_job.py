@@ -11,6 +11,7 @@ MODE says what is done to the query, once, at its worst moment:
                      from a source that differs when it is read again
     levels           the same one level down: what is made again is the output of a step that is not deterministic
     strong           as levels, with strong productions
+    drain            nothing is killed: one of the two workers is drained
     endless          nothing; the query runs until it is stopped
     jvm              the driver kills its JVM in the middle of an epoch
 Whatever is killed, state is moving meanwhile: from the second epoch on, each takes some of slot 0's bins to slot 1.
@@ -154,7 +155,11 @@ def run(spark: SparkSession, folder: Path, mode: str, notify: Observer | None = 
     def notify_and_move(moment: str, epoch: int) -> None:
         if (moment, epoch) == ("committed", 0):
             control = ms.connect(store)
-            control.apply(control.plan_move(slots=0, share=0.75, to=1, strategy=ms.Batched(128)))
+            if mode == "drain":
+                plan = control.plan_drain(min(control.status().workers), strategy=ms.Batched(700))
+            else:
+                plan = control.plan_move(slots=0, share=0.75, to=1, strategy=ms.Batched(128))
+            control.apply(plan)
         if notify is not None:
             notify(moment, epoch)
 
@@ -162,6 +167,7 @@ def run(spark: SparkSession, folder: Path, mode: str, notify: Observer | None = 
     running.await_termination()
     [move] = running.commands()
     return {
+        "workers": running.status().workers,
         "moved": (move.state, move.done, move.rounds, move.began),
         "epoch": running.epoch,
         "attempts": {facts.epoch: facts.attempts for facts in running.recent},

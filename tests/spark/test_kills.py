@@ -62,7 +62,7 @@ class Killed:
 @pytest.fixture(scope="module")
 def killed(tmp_path_factory: pytest.TempPathFactory) -> Killed:
     """One cluster for all of them: it gets a new executor for each that is killed."""
-    folder, modes = tmp_path_factory.mktemp("killed"), ("executor", "mixed", "levels", "strong")
+    folder, modes = tmp_path_factory.mktemp("killed"), ("executor", "mixed", "levels", "strong", "drain")
     for mode in modes:
         add_input(folder / mode, random.Random(mode), files=8)
     code, results, err = run(folder, "local-cluster[2,1,900]", "+".join(modes))
@@ -72,6 +72,15 @@ def killed(tmp_path_factory: pytest.TempPathFactory) -> Killed:
 
 def test_an_executor_killed_in_the_middle_of_an_epoch_costs_no_record(killed: Killed) -> None:
     killed.check("executor")
+
+
+def test_a_new_executor_is_used_and_a_drained_one_has_no_slot_left(killed: Killed) -> None:
+    used = [set(killed.results[mode]["workers"]) for mode in ("executor", "mixed", "levels", "strong")]
+    assert [len(workers) for workers in used[1:]] == [2, 2, 2], "the next query runs on the executor that came instead"
+    assert len(set.union(*used)) == 5, "of which each of the first four queries has killed one"
+    check(killed.folder / "drain", killed.results["drain"])
+    assert len(killed.results["drain"]["workers"]) == 1
+    assert killed.results["drain"]["moved"][0] == "done"
 
 
 def test_a_route_output_made_twice_is_caught_by_its_receipts(killed: Killed) -> None:

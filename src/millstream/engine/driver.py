@@ -64,8 +64,8 @@ class Executor(Protocol):
         """Runs an attempt over the epoch's records; the reports of all slots, and the number of producers."""
         ...
 
-    def place(self, slots: Sequence[int], avoid: Collection[str]) -> dict[int, str]:
-        """The worker that each slot will be tried on first, from now on. Not those to avoid, if there are others."""
+    def place(self, slots: Sequence[int], closing: Collection[str], closed: Collection[str]) -> dict[int, str]:
+        """The worker that each slot will be tried on first, from now on; see `protocol.placement`."""
         ...
 
     def compact(self, jobs: Sequence[tuple[Job, Maker, int]]) -> list[Edit]:
@@ -198,7 +198,7 @@ class Driver:
         self._observe("planned", epoch)
         planned = time.perf_counter()
         try:
-            share = _share(tables, self.executor.place(live_slots(tables), draining(history, plan)))
+            share = _share(tables, self.executor.place(live_slots(tables), *draining(history, plan)))
             reports, producers = self._execute(plan, share, records)
         except ExecutionFailed as error:
             self.journal.append(Abort(epoch, plan.attempt, str(error)[:2000]))
@@ -321,11 +321,12 @@ def live_slots(tables: Mapping[str, RoutingTable]) -> tuple[Slot, ...]:
     return tuple(sorted({slot for table in tables.values() for slot in table.slots}))
 
 
-def draining(history: History, plan: Plan) -> frozenset[str]:
-    """The workers that are being emptied, or have been, by this driver."""
+def draining(history: History, plan: Plan) -> tuple[frozenset[str], frozenset[str]]:
+    """The workers that are being emptied, and those that have been, by this driver."""
     outcomes = remembered(history.outcomes, plan.outcomes).values()
-    mine = [outcome for outcome in outcomes if outcome.generation == history.generation]
-    return frozenset(outcome.drains for outcome in mine if outcome.drains and outcome.state in ("running", "done"))
+    mine = [outcome for outcome in outcomes if outcome.drains and outcome.generation == history.generation]
+    closing = frozenset(outcome.drains for outcome in mine if outcome.state == "running")
+    return closing, frozenset(outcome.drains for outcome in mine if outcome.state == "done")
 
 
 def _share(tables: Mapping[str, RoutingTable], placed: Mapping[int, str]) -> Share:

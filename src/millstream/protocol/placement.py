@@ -3,9 +3,10 @@
 Rules
 -----
 - A slot stays where it is while its worker is there: what it needs is cached there.
-- No worker has two slots more than another: a slot moves only from the fullest to the emptiest worker. So a new worker
-  is used as soon as it is reported, and the slots of a lost one are shared out.
-- A worker that is to be avoided gets no slot, as long as there is another one.
+- Among the workers that are open, none has two slots more than another: a slot moves only from the fullest to the
+  emptiest. So a new worker is used as soon as it is reported, and the slots of a lost one are shared out.
+- A worker that is closing keeps the slots it has, which are being emptied, and gets no other. One that is closed has
+  none, as long as there is another worker.
 """
 
 from __future__ import annotations
@@ -14,7 +15,11 @@ from collections.abc import Collection, Mapping, Sequence
 
 
 def place(
-    slots: Sequence[int], workers: Collection[str], before: Mapping[int, str], avoid: Collection[str] = ()
+    slots: Sequence[int],
+    workers: Collection[str],
+    before: Mapping[int, str],
+    closing: Collection[str] = (),
+    closed: Collection[str] = (),
 ) -> dict[int, str]:
     """The worker of every slot; empty if there are no workers.
 
@@ -23,20 +28,21 @@ def place(
     >>> place([0, 1, 2], ["b", "c"], {0: "a", 1: "b", 2: "a"})
     {0: 'c', 1: 'b', 2: 'b'}
     """
-    allowed = [worker for worker in sorted(workers, key=_by_number) if worker not in avoid]
-    allowed = allowed or sorted(workers, key=_by_number)
-    if not allowed:
+    present = sorted(workers, key=_by_number)
+    usable = [worker for worker in present if worker not in closed] or present
+    opened = [worker for worker in usable if worker not in closing] or usable
+    if not present:
         return {}
-    held: dict[str, list[int]] = {worker: [] for worker in allowed}
+    held: dict[str, list[int]] = {worker: [] for worker in usable}
     homeless: list[int] = []
     for slot in sorted(slots):
         held.get(before.get(slot, ""), homeless).append(slot)
-    order = {worker: number for number, worker in enumerate(allowed)}
+    order = {worker: number for number, worker in enumerate(opened)}
     for slot in homeless:
-        held[min(allowed, key=lambda worker: (len(held[worker]), order[worker]))].append(slot)
+        held[min(opened, key=lambda worker: (len(held[worker]), order[worker]))].append(slot)
     while True:
-        fullest = max(allowed, key=lambda worker: (len(held[worker]), -order[worker]))
-        emptiest = min(allowed, key=lambda worker: (len(held[worker]), order[worker]))
+        fullest = max(opened, key=lambda worker: (len(held[worker]), -order[worker]))
+        emptiest = min(opened, key=lambda worker: (len(held[worker]), order[worker]))
         if len(held[fullest]) - len(held[emptiest]) < 2:
             break
         held[emptiest].append(held[fullest].pop())

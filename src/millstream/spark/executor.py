@@ -68,8 +68,9 @@ class SparkExecutor:
             raise ExecutionFailed(_reason(error)) from error
         return [msgspec.msgpack.decode(data, type=Edit) for data in found]
 
-    def place(self, slots: Sequence[int], avoid: Collection[str]) -> dict[int, str]:
-        self._placed = place(slots, ["driver"] if self._local else self.workers(), self._placed, avoid)
+    def place(self, slots: Sequence[int], closing: Collection[str], closed: Collection[str]) -> dict[int, str]:
+        workers = ["driver"] if self._local else self.workers()
+        self._placed = place(slots, workers, self._placed, closing, closed)
         return self._placed
 
     def places(self, slots: Sequence[int]) -> Places:

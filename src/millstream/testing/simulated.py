@@ -106,8 +106,8 @@ class InProcess:
             sent = [list[Any](one.payloads(task, self.store)) for one in hosted]
         return [report for one in hosted for report in one.reports], len(producers)
 
-    def place(self, slots: Sequence[int], avoid: Collection[str]) -> dict[int, str]:
-        self.placed = place(slots, self._workers(), self.placed, avoid)
+    def place(self, slots: Sequence[int], closing: Collection[str], closed: Collection[str]) -> dict[int, str]:
+        self.placed = place(slots, self._workers(), self.placed, closing, closed)
         return self.placed
 
     def compact(self, jobs: Sequence[tuple[Job, Maker, int]]) -> list[Edit]:
