@@ -72,7 +72,7 @@ class Status:
     epoch_ms: float
     """How long that epoch took, from its plan to its commit."""
     parts_ms: dict[str, float]
-    """Its parts: `plan`, `run` and `commit`."""
+    """Its parts: `plan`, `run` and `commit`; and of `run`, what the slowest slots needed for `steps`, and for `fetch`."""
     attempts: int
     """How many attempts it took."""
     state_bytes: int
@@ -136,7 +136,7 @@ class RunningQuery(Verbs):
         self._query_id: str | None = None
         self._epoch_thread: int | None = None
         self.recent: deque[EpochFacts] = deque(maxlen=1000)
-        """Facts of the last epochs this driver ran, up to 1000: records, durations, attempts."""
+        """Facts of the last epochs this driver ran, up to 1000: records, durations, attempts, bytes fetched."""
         self._frame, self._available_now = frame, "availableNow" in trigger
         self._prepared = ExitStack()
         self._writer = _writer(frame, trigger, checkpoint, driver.graph.name, self._on_epoch)

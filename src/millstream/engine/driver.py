@@ -93,6 +93,8 @@ class EpochFacts:
     duration_ms: float
     parts_ms: dict[str, float] = field(default_factory=dict)
     attempts: int = 1
+    fetched: int = 0
+    """How many bytes of state were fetched, because the workers did not have them."""
 
 
 class Driver:
@@ -236,10 +238,12 @@ class Driver:
         parts = {
             "plan": (planned - started) * 1000,
             "run": (executed - planned) * 1000,
-            "steps": _slowest(reports),
+            "steps": _slowest(reports, "steps"),
+            "fetch": _slowest(reports, "fetch"),
             "commit": (ended - executed) * 1000,
         }
-        self.last = EpochFacts(epoch, verdict.records, (ended - started) * 1000, parts, tries + 1)
+        fetched = sum(int(report.timings_ms.get("fetched", 0)) for report in reports)
+        self.last = EpochFacts(epoch, verdict.records, (ended - started) * 1000, parts, tries + 1, fetched)
         self._observe("committed", epoch)
         return None
 
@@ -296,11 +300,11 @@ class Driver:
         self.upkeep.close()
 
 
-def _slowest(reports: Sequence[Report]) -> float:
-    """The time of the steps of an epoch: of the slowest slot of each level, all levels added up."""
+def _slowest(reports: Sequence[Report], part: str) -> float:
+    """How long a part of an epoch's tasks took: at the slowest slot of each level, all levels added up."""
     slowest: dict[int, float] = {}
     for report in reports:
-        slowest[report.level] = max(slowest.get(report.level, 0.0), report.timings_ms.get("steps", 0.0))
+        slowest[report.level] = max(slowest.get(report.level, 0.0), report.timings_ms.get(part, 0.0))
     return sum(slowest.values())
 
 
