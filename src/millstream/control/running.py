@@ -72,7 +72,7 @@ class Status:
     epoch_ms: float
     """How long that epoch took, from its plan to its commit."""
     parts_ms: dict[str, float]
-    """Its parts: `plan`, `run` and `commit`; and of `run`, what the slowest slots needed for `steps`, and for `fetch`."""
+    """Its parts: `plan`, `run` and `commit`; of `run`, what the slowest slots needed for `steps`, and for `fetch`."""
     attempts: int
     """How many attempts it took."""
     state_bytes: int
