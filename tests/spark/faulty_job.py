@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow.parquet as pq
-from processes import SINKS, STATES, Left, add_input, arm, check, disarm, epochs_of, events_of, oracle_of
+from processes import SINKS, STATES, Left, add_input, arm, check_counts, disarm, epochs_of, events_of, oracle_of
 from pyspark.sql import SparkSession
 
 import millstream as ms
@@ -84,7 +84,7 @@ class Faulty:
         events, found = self.all_events(), self.states()
         assert len(self.committed()) == len(events)
         if self.levels:
-            check(self.folder, {"epoch": len(self.epochs()) - 1, "states": [found[place] for place in STATES]})
+            check_counts(self.folder, {"epoch": len(self.epochs()) - 1, "states": [found[place] for place in STATES]})
         else:
             assert delivered(self.folder) == Counter(k for k, _, _ in events)
 
