@@ -176,7 +176,8 @@ def marked(mark: str, place: Path) -> dict[str, str]:
 
 def test_a_process_is_found_by_its_session_also_outside_its_group() -> None:
     code = (
-        "import os, sys; os.setpgid(0, 0) if os.fork() == 0 else None; print(os.getpid(), flush=True); sys.stdin.read()"
+        "import os, sys; os.setpgid(0, 0) if os.fork() == 0 else None; "
+        "os.write(1, b'%d\\n' % os.getpid()); sys.stdin.read()"  # in one piece: there are two who write
     )
     with subprocess.Popen(
         [sys.executable, "-W", "ignore", "-c", code],
