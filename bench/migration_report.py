@@ -123,6 +123,11 @@ class Leg:
         pairs = itertools.pairwise(times)
         return max((b - a for a, b in pairs if b > self.began_s and a <= self.ended_s), default=0.0)
 
+    @property
+    def fetched_bytes(self) -> int:
+        """What workers fetched while the migration lasted."""
+        return sum(int(e[6]) for e in self.facts["epochs"] if self.began_s < e[4] <= self.until_s)
+
     def peak_bytes(self, spans: Sequence[tuple[float, float]], which: int = 1) -> int:
         """The most resident memory (or private, `which` 2) of all workers within some times."""
         found = [sample[which] for sample in self.facts["memory"] if any(a < sample[0] <= b for a, b in spans)]
@@ -281,7 +286,7 @@ def latencies_table(scenario: str, legs: Sequence[Leg]) -> Table:
     table.add_column("latency, ms")
     for percent in PERCENTILES:
         table.add_column("max" if percent == 100 else f"{percent:g} %", justify="right")
-    for name in ("max/steady", "stall", "lasted", "moved", "epochs", "memory"):
+    for name in ("max/steady", "stall", "lasted", "moved", "fetched", "epochs", "memory"):
         table.add_column(name, justify="right", no_wrap=True)
     for (name, strategy), group in grouped(legs).items():
         label = f"{name}: {NAMES[strategy]}" if scenario == "rescale" else NAMES[strategy]
@@ -296,6 +301,7 @@ def latencies_table(scenario: str, legs: Sequence[Leg]) -> Table:
             f"{_ms(max(leg.stall_s for leg in group))} ms",
             f"{_median([leg.duration_s for leg in group]):,.1f} s",
             size_text(group[0].facts["plan"]["bytes"]) if group[0].facts["plan"]["bytes"] else "",
+            size_text(_median([leg.fetched_bytes for leg in group])),
             f"{group[0].facts['plan']['epochs']:,}",
             _ratio_or_why(lambda group=group: _median([leg.memory_ratio for leg in group])),
         )

@@ -46,7 +46,7 @@ def run_spark(trial: Trial, folder: Path) -> Found:
         query = _start(frame, folder)
         for first in range(0, chunks, _PER_EPOCH):
             feed.fill(range(first, first + _PER_EPOCH))
-            _until(query, partial(_has_read, query, (first + _PER_EPOCH) * CHUNK))
+            _until(query, partial(_has_read, query, first + _PER_EPOCH))
             progress(first // _PER_EPOCH + 1, chunks // _PER_EPOCH + 4)
         filled = {"keys": chunks * CHUNK, "seconds": time.monotonic() - started}
         skipped = len(_reports(query))
@@ -65,8 +65,7 @@ def run_spark(trial: Trial, folder: Path) -> Found:
             query = _start(frame, folder)
             _until(query, lambda: len(_reports(query)) > 0)
             again = feed.now()
-            handed_then = feed.ticks * feed.per_tick
-            waiting = handed_then - sum(_input(report) for report in before)
+            waiting = feed.ticks - sum(_input(report) for report in before)
             _until(query, partial(_has_read, query, waiting))  # what has piled up meanwhile
             caught_up = feed.now()
             _flow(query, min(trial.hold_s, 10.0))
@@ -86,7 +85,7 @@ def run_spark(trial: Trial, folder: Path) -> Found:
                 "repartitioned": repartitioned, "restarted": again, "migrated": caught_up, "end": done,
             },
             "plan": {"text": f"{few} to {many} state partitions", "bytes": 0, "bins": 0, "rounds": 1, "epochs": 1},
-            "epochs": _numbered([*before, *after], clock + feed.start),
+            "epochs": _numbered([*before, *after], clock + feed.start, feed.per_tick),
             "memory": sampler.samples,
             "state_bytes": trial.state_bytes,
         }],
@@ -109,21 +108,23 @@ def _reports(query: StreamingQuery) -> list[Any]:
 
 
 def _input(report: Any) -> int:
+    """How many numbers of the feed an epoch has read: ticks or chunks, not what they are made into."""
     return int(report["numInputRows"])
 
 
-def _has_read(query: StreamingQuery, rows: int) -> bool:
-    return sum(_input(report) for report in _reports(query)) >= rows
+def _has_read(query: StreamingQuery, numbers: int) -> bool:
+    return sum(_input(report) for report in _reports(query)) >= numbers
 
 
-def _numbered(reports: list[Any], start: float) -> list[list[Any]]:
+def _numbered(reports: list[Any], start: float, per_tick: int) -> list[list[Any]]:
     """As those of `bench.trials`; `start` is the wall time of the clock's start."""
     rows, first = [], 0
     for report in reports:
         began = datetime.fromisoformat(report["timestamp"].replace("Z", "+00:00")).timestamp() - start
         took = report["durationMs"]["triggerExecution"]
-        rows.append([report["batchId"], first, first + _input(report), began, began + took / 1000, took])
-        first += _input(report)
+        end = first + _input(report) * per_tick
+        rows.append([report["batchId"], first, end, began, began + took / 1000, took, 0])
+        first = end
     return rows
 
 

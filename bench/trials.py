@@ -270,12 +270,13 @@ def _counted(seen: dict[int, Any], first: int) -> int:
 
 
 def _numbered(epochs: list[Any], commits: dict[int, float], start: float) -> list[list[Any]]:
-    """Of each epoch: number, its first record and the one after its last, when it was planned and committed, and how
-    long it ran, in ms."""
+    """Of each epoch: number, its first record and the one after its last, when it was planned and committed, how long
+    it ran, in ms, and how much its workers fetched."""
     rows, first = [], 0
     for facts in epochs:
         end, committed = first + facts.records.get("count", 0), commits[facts.epoch] - start
-        rows.append([facts.epoch, first, end, committed - facts.duration_ms / 1000, committed, facts.parts_ms["run"]])
+        began, run_ms = committed - facts.duration_ms / 1000, facts.parts_ms["run"]
+        rows.append([facts.epoch, first, end, began, committed, run_ms, facts.fetched_bytes])
         first = end
     return rows
 

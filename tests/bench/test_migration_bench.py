@@ -31,7 +31,7 @@ def a_leg(strategy: str, stall_s: float, rounds: int, name: str = "back", peak: 
         end, began = int(now * RATE), now
         now += 0.5 + (stall_s if moving else 0.0)
         if end > first:
-            epochs.append([len(epochs), first, end, began, now, 500.0])
+            epochs.append([len(epochs), first, end, began, now, 500.0, 1_000_000 if moving else 0])
             migrated = now if moving else migrated
         first = end
     memory = [[at / 4, peak if 25 < at / 4 <= migrated else 900, 500] for at in range(int(now * 4))]
@@ -83,6 +83,7 @@ def test_a_record_that_waited_for_the_last_epoch_of_a_migration_counts_for_it() 
     assert leg.migrating.most == pytest.approx(5.5 + 0.5, abs=0.01)
     assert leg.steady.most == pytest.approx(1.0, abs=0.01)
     assert leg.stall_s == pytest.approx(5.5)
+    assert leg.fetched_bytes == 1_000_000
 
 
 def test_steady_lasts_as_long_as_the_migration() -> None:

@@ -93,6 +93,8 @@ class EpochFacts:
     duration_ms: float
     parts_ms: dict[str, float] = field(default_factory=dict)
     attempts: int = 1
+    fetched_bytes: int = 0
+    """How much state its workers did not have, and fetched from the store."""
 
 
 class Driver:
@@ -239,7 +241,8 @@ class Driver:
             "steps": _slowest(reports),
             "commit": (ended - executed) * 1000,
         }
-        self.last = EpochFacts(epoch, verdict.records, (ended - started) * 1000, parts, tries + 1)
+        fetched = int(sum(report.timings_ms.get("fetched", 0.0) for report in reports))
+        self.last = EpochFacts(epoch, verdict.records, (ended - started) * 1000, parts, tries + 1, fetched)
         self._observe("committed", epoch)
         return None
 
