@@ -161,7 +161,7 @@ def benchmark(title: str, name: str, parts: Parts, scaled: str = "") -> click.Co
             facts, measured = {"quick": quick, "scale": scale, "machine": machine()}, []
             interrupted = _measure(console, wanted, timeout, RESULTS / f"{name}.json", facts, measured)
         report.show(console, measured, facts["quick"])
-        _show_facts(console, facts)
+        show_facts(console, facts)
         written = [RESULTS / f"{name}.json" if earlier is None else earlier, *draw(measured, RESULTS, name)]
         if publish is not None:
             publish.mkdir(parents=True, exist_ok=True)
@@ -227,7 +227,8 @@ def _measure(
     return False
 
 
-def _show_facts(console: Console, facts: dict[str, Any]) -> None:
+def show_facts(console: Console, facts: dict[str, Any]) -> None:
+    """Says what the numbers are taken on, and whether it is quiet."""
     on = facts["machine"]
     console.print(
         f"{on['time']}, {on['cores']} cores ({on['processor']}), {on['memory_bytes'] / 1e9:.0f} GB, "

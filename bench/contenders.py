@@ -71,16 +71,16 @@ Found = dict[str, Any]
 def spark_session(folder: Path, **settings: str) -> SparkSession:
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     builder = SparkSession.builder.master("local[2]").appName("bench")
-    for key, value in {**_shared_settings(folder), **settings}.items():
+    for key, value in {**shared_settings(folder), **settings}.items():
         builder = builder.config(key, value)
     return _quiet(builder.getOrCreate())
 
 
 def millstream_session(folder: Path) -> SparkSession:
-    return _quiet(ms.session("bench", master="local[2]", settings=_shared_settings(folder)))
+    return _quiet(ms.session("bench", master="local[2]", settings=shared_settings(folder)))
 
 
-def _shared_settings(folder: Path) -> dict[str, str]:
+def shared_settings(folder: Path) -> dict[str, str]:
     return {
         "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": "false",
@@ -134,7 +134,7 @@ def run_spark(asked: Contender, folder: Path, frame: DataFrame, mode: str = "upd
     while _last_batch(query) < wanted - 1:
         if not query.isActive:
             raise RuntimeError(f"Spark ended the query: {query.exception()}")
-        _progress(_last_batch(query) + 1, wanted)
+        progress(_last_batch(query) + 1, wanted)
         time.sleep(_POLL_S)
     epochs = _epochs_of(query)
     query.stop()
@@ -192,7 +192,7 @@ class Measured:
                 self.running.await_termination()  # raises what ended it
                 raise RuntimeError("the query ended by itself")
             self._compactions.setdefault(self.running.epoch, self.running.status().compactions)
-            _progress(max(0, last - self.first + 1), epochs)
+            progress(max(0, last - self.first + 1), epochs)
             if each is not None and each():
                 break
             time.sleep(_POLL_S)
@@ -346,7 +346,7 @@ KINDS: dict[str, Callable[[Contender, Path], Found]] = {
 _shown = (-1, -1)
 
 
-def _progress(done: int, of: int) -> None:
+def progress(done: int, of: int) -> None:
     global _shown
     if (done, of) != _shown:
         _shown = (done, of)
@@ -364,12 +364,21 @@ def _end_with_parent() -> None:
 
 def main() -> None:
     """Runs the contender that the first argument describes, in the current directory."""
-    threading.Thread(target=_end_with_parent, daemon=True).start()
     asked = Contender(**json.loads(sys.argv[1]))
-    try:
+
+    def run() -> Found:
         from bench.model_contenders import MODEL_KINDS  # it is made of what is here
 
-        found = {**KINDS, **MODEL_KINDS}[asked.kind](asked, Path.cwd())
+        return {**KINDS, **MODEL_KINDS}[asked.kind](asked, Path.cwd())
+
+    serve(run)
+
+
+def serve(run: Callable[[], Found]) -> None:
+    """Runs something, says what came of it, and ends the process; also when whoever started it is gone."""
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    try:
+        found = run()
     except BaseException as error:
         traceback.print_exc()
         _say(FAILED, {"reason": f"{type(error).__name__}: {error}"[:6000]})

@@ -70,13 +70,16 @@ def race(part: Part, timeout_s: float, watcher: Watcher, keep: Callable[[Run], N
             watcher.ended(contender, run)
 
 
-def run_contender(contender: Contender, timeout_s: float, moved: Callable[[int, int], None]) -> Run:
-    """Runs one contender in a process; `{"found": ...}`, or `{"failed": reason}`."""
+def run_contender(asked: Any, timeout_s: float, moved: Callable[[int, int], None], main: str = _MAIN) -> Run:
+    """Runs one contender in a process; `{"found": ...}`, or `{"failed": reason}`.
+
+    `asked` is a dataclass that `main` is given: a `Contender`, or what another benchmark runs.
+    """
     with _folder() as folder:
         errors = folder / "stderr"
         with errors.open("wb") as stderr:
             process = subprocess.Popen(
-                [sys.executable, "-c", _MAIN, json.dumps(dataclasses.asdict(contender))],
+                [sys.executable, "-c", main, json.dumps(dataclasses.asdict(asked))],
                 cwd=folder,
                 env=_environment(folder),
                 stdin=subprocess.PIPE,

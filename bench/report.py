@@ -257,10 +257,10 @@ def targets_table(judged: Sequence[Judgement], title: str = "Targets") -> Table:
 def ratio_text(ratio: float) -> str:
     """A ratio in three digits.
 
-    >>> ratio_text(0.8234), ratio_text(12.34), ratio_text(123.4)
-    ('0.82x', '12.3x', '123x')
+    >>> ratio_text(0.0123), ratio_text(0.8234), ratio_text(12.34), ratio_text(123.4)
+    ('0.012x', '0.82x', '12.3x', '123x')
     """
-    digits = 2 if ratio < 10 else 1 if ratio < 100 else 0
+    digits = 3 if ratio < 0.1 else 2 if ratio < 10 else 1 if ratio < 100 else 0
     return f"{ratio:,.{digits}f}x"
 
 

@@ -93,8 +93,8 @@ class EpochFacts:
     duration_ms: float
     parts_ms: dict[str, float] = field(default_factory=dict)
     attempts: int = 1
-    fetched: int = 0
-    """How many bytes of state were fetched, because the workers did not have them."""
+    fetched_bytes: int = 0
+    """How much state its workers did not have, and fetched from the store."""
 
 
 class Driver:
@@ -242,7 +242,7 @@ class Driver:
             "fetch": _slowest(reports, "fetch"),
             "commit": (ended - executed) * 1000,
         }
-        fetched = sum(int(report.timings_ms.get("fetched", 0)) for report in reports)
+        fetched = int(sum(report.timings_ms.get("fetched", 0.0) for report in reports))
         self.last = EpochFacts(epoch, verdict.records, (ended - started) * 1000, parts, tries + 1, fetched)
         self._observe("committed", epoch)
         return None

@@ -1,0 +1,356 @@
+"""One trial of the migration benchmark, in a process of its own: state is filled, records flow, and state moves.
+
+A trial goes through the legs of a scenario, once for each strategy:
+
+    half      slots 0..n/2 have given half of their bins to the others; the way back is measured (as in Megaphone)
+    rescale   from half as many slots as workers to as many (`grow`), and back (`shrink`)
+    drain     everything leaves the worker of slot 0
+
+How it measures
+---------------
+- Every leg has a Spark session of its own, so that executors and their caches are new: a target has nothing of what it
+  is about to get. Before anything is measured, records flow for a while, so that every slot has what it owns.
+- A leg is: warm, steady, migration, after. The clock goes on through all of them. What is kept is raw: the records and
+  the commit of each epoch, and when each phase began; `bench.migration_report` makes numbers of it.
+- `steady` and `after` together last at least as long as the migration: "steady" is judged over an equal time.
+- The answer is checked at the end of a trial: the counts in the state add up to the records that were handed over.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+import os
+import shutil
+import statistics
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from pyspark.sql import SparkSession
+
+import millstream as ms
+from bench import workloads
+from bench.contenders import Found, progress, serve, shared_settings
+from bench.open_loop import Feed
+from bench.resident import Sampler
+
+EXECUTOR_MB = 900
+CHUNK = 250_000
+BYTES_PER_KEY = 24
+_WAIT_S = 1800.0
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """What to run and on how much. `strategies` are names of `STRATEGIES`, in the order in which they are tried."""
+
+    name: str
+    label: str
+    kind: str
+    scenario: str
+    strategies: tuple[str, ...]
+    bins: int
+    batch: int
+    rate: float
+    state_bytes: int
+    workers: int
+    fetch_limit: int
+    warm_s: float
+    hold_s: float
+    sweep: str = ""
+    """Which sweep it is a point of; empty if none."""
+
+
+STRATEGIES: dict[str, Callable[[Trial], Any]] = {
+    "all-at-once": lambda trial: ms.AllAtOnce(),
+    "fluid": lambda trial: ms.Fluid(),
+    "batched": lambda trial: ms.Batched(trial.batch),
+    "matched": lambda trial: ms.Matched(),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Leg:
+    """A migration that is measured. `before` prepares it, unmeasured, in the session before."""
+
+    name: str
+    slots: int
+    plan: Callable[[Any, Trial, Any], Any]
+    before: Callable[[Any, Trial], Any] | None = None
+
+
+def legs(trial: Trial) -> list[Leg]:
+    """The legs of a trial's scenario."""
+    few, many = max(1, trial.workers // 2), trial.workers
+    back = Leg("back", many, lambda running, _, by: running.plan_rescale(many, strategy=by), _away)
+    grow = Leg("grow", few, lambda running, _, by: running.plan_rescale(many, strategy=by))
+    shrink = Leg("shrink", many, lambda running, _, by: running.plan_rescale(few, strategy=by))
+    drain = Leg("drain", many, lambda running, _, by: running.plan_drain(_worker_of(running, 0), strategy=by))
+    return {"half": [back], "rescale": [grow, shrink], "drain": [drain]}[trial.scenario]
+
+
+def _away(running: Any, trial: Trial) -> Any:
+    """Half of the bins of half of the slots go to the other half: 25 % of the state."""
+    half = trial.workers // 2
+    low, high = list(range(half)), list(range(half, trial.workers))
+    return running.plan_move(slots=low, share=0.5, to=high, strategy=ms.AllAtOnce())
+
+
+def _worker_of(running: Any, slot: int) -> str:
+    return next(str(worker) for worker, held in running.status().workers.items() if slot in held)
+
+
+class Rig:
+    """A store that is gone on with in one session after the other."""
+
+    def __init__(self, trial: Trial, folder: Path) -> None:
+        self.trial, self.folder = trial, folder
+        self.offset = -1
+        self.keys = 0
+        self.records = 0
+        """How many have been handed over in all."""
+        self.steps_done = 0
+
+    @contextmanager
+    def session(self) -> Iterator[SparkSession]:
+        """A session with new workers."""
+        with cluster(self.trial.workers, self.folder) as spark:
+            yield spark
+
+    def start(self, spark: SparkSession, feed: Feed, slots: int, observe: Any = None) -> Any:
+        query = ms.Query("bench")
+        frame = feed.frame(self.keys, CHUNK)
+        query.source("records", frame).key_by("k").compute("count", workloads.CountBatch)
+        settings, _ = cache_settings(self.trial, self.folder)
+        return query.start(
+            spark, str(self.folder / "store"), slots=slots, bins=self.trial.bins, observe=observe, **settings
+        )
+
+    def step(self, of: int) -> None:
+        """One more step of the trial is done."""
+        self.steps_done += 1
+        progress(self.steps_done, of)
+
+    def prepare(self, running: Any, leg: Leg) -> None:
+        """Brings the query to where a leg begins: its number of slots, evenly, and what it asks for on top."""
+        for make in (lambda *_: running.plan_rescale(leg.slots, strategy=ms.AllAtOnce()), leg.before):
+            plan = make(running, self.trial) if make is not None else None
+            if plan is not None and plan.rounds:
+                running.apply(plan).wait(_WAIT_S)
+
+    def fill(self, first: Leg) -> Found:
+        """Fills the state with new keys, a few chunks an epoch, up to the wanted size."""
+        begun = time.monotonic()
+        with self.session() as spark:
+            feed = Feed(spark, self.trial.rate)
+            running = self.start(spark, feed, first.slots)
+            chunks, size = 0, 0
+            most = 4 + 2 * self.trial.state_bytes // (BYTES_PER_KEY * CHUNK)
+            while size < self.trial.state_bytes:
+                if chunks > most:
+                    raise RuntimeError(f"{chunks * CHUNK} keys take {size} bytes only, of {self.trial.state_bytes}")
+                feed.fill(range(chunks, chunks + 2))
+                chunks += 2
+                self._until(running, partial(_has_counted, running, chunks * CHUNK))
+                size = running.status().state_bytes
+            self.keys = self.records = chunks * CHUNK
+            self.prepare(running, first)
+            status = running.status()
+            self.offset = feed.offset
+            running.stop()
+        full = [facts for facts in running.recent if facts.records.get("count", 0) == 2 * CHUNK]
+        return {
+            "keys": self.keys,
+            "state_bytes": status.state_bytes,
+            "seconds": time.monotonic() - begun,
+            "epoch_ns_per_record": statistics.median(facts.duration_ms * 1e6 / (2 * CHUNK) for facts in full),
+        }
+
+    def leg(self, leg: Leg, strategy: str, following: Leg | None) -> Found:
+        """Measures a leg, and then prepares the next one."""
+        trial, commits = self.trial, {}
+        with self.session() as spark:
+            feed = Feed(spark, trial.rate, self.offset)
+
+            def observe(moment: str, epoch: int) -> None:
+                if moment == "committed":
+                    commits[epoch] = time.monotonic()
+
+            running = self.start(spark, feed, leg.slots, observe)
+            first = running.epoch + 1
+            feed.begin()
+            seen: dict[int, Any] = {}
+            with Sampler(feed.start) as sampler:
+                self._flow(running, seen, trial.warm_s)
+                steady = feed.now()
+                self._flow(running, seen, trial.hold_s)
+                status = running.status()
+                plan = leg.plan(running, trial, STRATEGIES[strategy](trial))
+                applied = feed.now()
+                handle = running.apply(plan)
+                self._until(running, lambda: _gather(running, seen) and handle.progress().state not in _UNDER_WAY)
+                outcome = handle.wait(1.0)
+                ended = commits[outcome.last] - feed.start
+                self._flow(running, seen, max(2.0, ended - applied))
+                done = feed.now()
+            handed = feed.end()
+            self._until(running, lambda: _gather(running, seen) and _counted(seen, first) >= handed)
+            self.records += handed
+            self.offset = feed.offset
+            if following is not None:
+                self.prepare(running, following)
+            after = running.status()
+            running.stop()
+            epochs = [seen[number] for number in sorted(seen) if number >= first]
+        return {
+            "leg": leg.name,
+            "strategy": strategy,
+            "rate": feed.rate,
+            "phases": {"warm": 0.0, "steady": steady, "migration": applied, "migrated": ended, "end": done},
+            "plan": {
+                "text": str(plan), "bytes": plan.bytes, "bins": plan.bins, "rounds": len(plan.rounds),
+                "epochs": plan.epochs,
+            },
+            "outcome": {"began": outcome.began, "last": outcome.last, "done": outcome.done, "state": outcome.state},
+            "epochs": _numbered(epochs, commits, feed.start),
+            "memory": sampler.samples,
+            "state_bytes": status.state_bytes,
+            "segments": [status.segments, after.segments],
+            "workers": {worker: list(held) for worker, held in status.workers.items()},
+        }  # fmt: skip
+
+    def check(self) -> None:
+        """Reads the whole state, and refuses a wrong answer."""
+        with self.session() as spark:
+            running = self.start(spark, Feed(spark, self.trial.rate, self.offset), self.trial.workers)
+            row = running.state("count").selectExpr("count(*)", "sum(total)").collect()[0]
+            running.stop()
+        if tuple(row) != (self.keys, self.records):
+            raise RuntimeError(f"wrong answer: found (keys, records) {tuple(row)}, expected {self.keys, self.records}")
+
+    def _flow(self, running: Any, seen: dict[int, Any], seconds: float) -> None:
+        """Lets records flow for a time."""
+        until = time.monotonic() + seconds
+        self._until(running, lambda: _gather(running, seen) and time.monotonic() >= until)
+
+    @staticmethod
+    def _until(running: Any, over: Callable[[], bool]) -> None:
+        deadline = time.monotonic() + _WAIT_S
+        while not over():
+            if not running.active:
+                running.await_termination()  # raises what ended it
+                raise RuntimeError("the query ended by itself")
+            if time.monotonic() > deadline:
+                raise RuntimeError(f"nothing came of it within {_WAIT_S:.0f} s; the last commit is {running.epoch}")
+            time.sleep(0.02)
+
+
+_UNDER_WAY = ("sent", "waiting", "running")
+
+
+def _has_counted(running: Any, records: int) -> bool:
+    return bool(sum(facts.records.get("count", 0) for facts in list(running.recent)) >= records)
+
+
+def _gather(running: Any, seen: dict[int, Any]) -> bool:
+    """Takes the facts of epochs before they are forgotten."""
+    for facts in list(running.recent)[-50:]:
+        seen.setdefault(facts.epoch, facts)
+    return True
+
+
+def _counted(seen: dict[int, Any], first: int) -> int:
+    return sum(facts.records.get("count", 0) for epoch, facts in seen.items() if epoch >= first)
+
+
+def _numbered(epochs: list[Any], commits: dict[int, float], start: float) -> list[list[Any]]:
+    """Of each epoch: number, its first record and the one after its last, when it was planned and committed, how long
+    it ran, in ms, and how much its workers fetched."""
+    rows, first = [], 0
+    for facts in epochs:
+        end, committed = first + facts.records.get("count", 0), commits[facts.epoch] - start
+        began, run_ms = committed - facts.duration_ms / 1000, facts.parts_ms["run"]
+        rows.append([facts.epoch, first, end, began, committed, run_ms, facts.fetched_bytes])
+        first = end
+    return rows
+
+
+def cache_settings(trial: Trial, folder: Path) -> tuple[dict[str, Any], str]:
+    """What `start` is told of workers' caches, and what to say of it."""
+    if "fetch_limit" not in inspect.signature(ms.Query.start).parameters:
+        return {}, "none (no worker caches in this version)"
+    if not trial.fetch_limit:
+        return {"cache_dir": str(folder / "caches")}, "not limited"
+    return (
+        {"cache_dir": str(folder / "caches"), "fetch_limit": trial.fetch_limit},
+        f"up to {trial.fetch_limit / 1e6:,.0f} MB/s per worker",
+    )
+
+
+@contextmanager
+def cluster(workers: int, folder: Path, settings: dict[str, str] | None = None) -> Iterator[SparkSession]:
+    """Executors of one core on this machine. Nothing of them is left when it ends."""
+    chosen = {
+        **shared_settings(folder),
+        "spark.driver.memory": "2g",
+        "spark.executor.memory": f"{EXECUTOR_MB}m",
+        "spark.executor.cores": "1",
+        "spark.sql.streaming.numRecentProgressUpdates": "100",
+        **(settings or {}),
+    }
+    spark = ms.session("bench", master=f"local-cluster[{workers},1,{EXECUTOR_MB}]", settings=chosen)
+    spark.sparkContext.setLogLevel("ERROR")
+    application = spark.sparkContext.applicationId
+    try:
+        deadline = time.monotonic() + 120
+        while _executors(spark) < workers:
+            if time.monotonic() > deadline:
+                raise RuntimeError(f"only {_executors(spark)} of {workers} executors have come up within 120 s")
+            time.sleep(0.1)
+        yield spark
+    finally:
+        spark.stop()
+        home = os.environ.get("SPARK_HOME") or str(Path(inspect.getfile(SparkSession)).parents[1])
+        shutil.rmtree(Path(home) / "work" / application, ignore_errors=True)
+
+
+def _executors(spark: SparkSession) -> int:
+    context: Any = spark.sparkContext._jsc.sc()
+    return int(context.getExecutorIds().size())
+
+
+def run_millstream(trial: Trial, folder: Path) -> Found:
+    """All strategies of a scenario, one after the other, on one store."""
+    rig, scenario = Rig(trial, folder), legs(trial)
+    sequence = [(leg, strategy) for strategy in trial.strategies for leg in scenario]
+    rig.step(of := len(sequence) + 2)
+    filled = rig.fill(scenario[0])
+    found = []
+    for place, (leg, strategy) in enumerate(sequence):
+        rig.step(of)
+        following = sequence[place + 1][0] if place + 1 < len(sequence) else None
+        found.append(rig.leg(leg, strategy, following))
+    rig.step(of)
+    rig.check()
+    return {"filled": filled, "legs": found, "fetch": cache_settings(trial, folder)[1]}
+
+
+def main() -> None:
+    """Runs the trial that the first argument describes, in the current directory."""
+
+    def run() -> Found:
+        given = json.loads(sys.argv[1])
+        trial = Trial(**{**given, "strategies": tuple(given["strategies"])})
+        if trial.kind == "spark":
+            from bench.spark_restart import run_spark  # it is made of what is here
+
+            return run_spark(trial, Path.cwd())
+        return run_millstream(trial, Path.cwd())
+
+    serve(run)
