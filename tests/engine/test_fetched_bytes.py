@@ -38,4 +38,4 @@ def test_an_epoch_fetches_what_has_moved_and_nothing_else(tmp_path: Path) -> Non
         moved.append(fetched(sim))
     assert [size > 0 for size in moved] == [True, False, False, False]
     assert moved[0] > 5000 // 5 * 16, "about a quarter of the keys, at least a hash and a value of each"
-    assert {key: total for key, total in sim.state("count")} == dict.fromkeys(range(5000), sim.epoch + 1)
+    assert dict(sim.state("count")) == dict.fromkeys(range(5000), sim.epoch + 1)
