@@ -16,7 +16,7 @@ import pytest
 from rich.cells import cell_len
 from rich.console import Console
 
-from millstream.control import demo
+from millstream.control import demo, demo_driver, demo_words
 from millstream.control.cli import find_java
 from millstream.control.display import Display, Finding, LiveDisplay, PlainDisplay, Progress, open_display
 from millstream.errors import UserError
@@ -35,19 +35,19 @@ MARK = "MILLSTREAM_TEST_MARK"
 
 
 def test_the_text_is_the_same_every_time_and_has_as_many_words_as_asked_for(tmp_path: Path) -> None:
-    demo.write_text(tmp_path / "a", epochs=5, words=1003)
-    demo.write_text(tmp_path / "b", epochs=5, words=1003)
+    demo_words.write_text(tmp_path / "a", epochs=5, words=1003)
+    demo_words.write_text(tmp_path / "b", epochs=5, words=1003)
     files = sorted(path.name for path in (tmp_path / "a").iterdir())
-    assert len(files) == 5 * demo.FILES_PER_EPOCH
+    assert len(files) == 5 * demo_words.FILES_PER_EPOCH
     assert all((tmp_path / "a" / name).read_bytes() == (tmp_path / "b" / name).read_bytes() for name in files)
-    counts = demo.count_words(tmp_path / "a")
+    counts = demo_words.count_words(tmp_path / "a")
     assert counts.total() == 1003
     assert counts.most_common(1)[0][0] == "the"
 
 
 def test_no_word_is_made_twice() -> None:
-    words = demo.vocabulary()
-    assert len(set(words)) == len(words) == demo.DISTINCT_WORDS
+    words = demo_words.vocabulary()
+    assert len(set(words)) == len(words) == demo_words.DISTINCT_WORDS
 
 
 EXPECTED = Counter({"mill": 3, "stream": 1})
@@ -65,7 +65,7 @@ def table(rows: list[tuple[str, int]]) -> pa.Table:
 
 
 def test_a_right_result_is_found_exact() -> None:
-    assert demo.compare(EXPECTED, table(STATE), table(SINK)).exact
+    assert demo_words.compare(EXPECTED, table(STATE), table(SINK)).exact
 
 
 @pytest.mark.parametrize(
@@ -79,7 +79,7 @@ def test_a_right_result_is_found_exact() -> None:
     ids=["lost", "counted twice", "a key twice", "never there"],
 )
 def test_a_wrong_state_is_found(state: list[tuple[str, int]]) -> None:
-    found = demo.compare(EXPECTED, table(state), table(SINK))
+    found = demo_words.compare(EXPECTED, table(state), table(SINK))
     assert not found.exact
     assert found.state_wrong
     assert not found.sink_wrong
@@ -98,7 +98,7 @@ def test_a_wrong_state_is_found(state: list[tuple[str, int]]) -> None:
     ids=["the last lost", "the first lost", "delivered twice", "counted twice", "never there", "one for another"],
 )
 def test_a_wrong_sink_is_found(sink: list[tuple[str, int]]) -> None:
-    found = demo.compare(EXPECTED, table(STATE), table(sink))
+    found = demo_words.compare(EXPECTED, table(STATE), table(sink))
     assert not found.exact
     assert found.sink_wrong
     assert not found.state_wrong
@@ -110,7 +110,7 @@ def test_a_wrong_sink_is_found(sink: list[tuple[str, int]]) -> None:
 def test_a_kill_that_missed_its_moment_is_not_passed_off_as_a_proof(
     kill_code: int, first_after: int, exact: bool
 ) -> None:
-    found = demo.compare(EXPECTED, table(STATE), table(SINK))
+    found = demo_words.compare(EXPECTED, table(STATE), table(SINK))
     result = demo.Result(found, 10, 5, first_after, kill_code, 5, 1.0, 2.0, 3.0)
     out = io.StringIO()
     result.tell(PlainDisplay(out, "title", 10))
@@ -187,12 +187,12 @@ def test_a_process_is_found_by_its_session_also_outside_its_group() -> None:
     ) as process:
         assert process.stdout is not None
         pids = {int(process.stdout.readline()) for _ in range(2)}
-        assert {item.pid for item in demo.processes_of(process.pid)} == pids
+        assert {item.pid for item in demo_driver.processes_of(process.pid)} == pids
     assert process.pid in pids
 
 
 def test_a_driver_whose_parent_has_vanished_ends_itself(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "millstream.control.demo", "--child", str(tmp_path)]
+    command = [sys.executable, "-m", "millstream.control.demo_driver", "--child", str(tmp_path)]
     with subprocess.Popen(
         command,
         stdin=subprocess.PIPE,
@@ -212,7 +212,7 @@ def test_a_driver_that_fails_shows_the_end_of_its_log(tmp_path: Path, monkeypatc
     broken.mkdir()
     (broken / "millstream.py").write_text("raise RuntimeError('this install is broken')\n")
     monkeypatch.setenv("PYTHONPATH", str(broken))
-    driver = demo.DriverProcess(tmp_path, 1, None, "")
+    driver = demo_driver.DriverProcess(tmp_path, 1, None, "")
     try:
         with pytest.raises(UserError, match="this install is broken"):
             list(driver.reports())
