@@ -50,6 +50,6 @@ lock: ## write requirements*.txt anew from pyproject.toml; ARGS=--upgrade moves 
 	@$(COMPILE) $(ARGS) --all-extras --constraint requirements.txt --output-file requirements-dev.txt pyproject.toml
 
 clean: ## remove .venv, caches and the leftovers of runs (bench/results stays)
-	@rm -rf .venv build dist artifacts spark-warehouse metastore_db derby.log
+	@rm -rf .venv build dist artifacts spark-warehouse metastore_db derby.log millstream-demo.png
 	@rm -rf .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage htmlcov
 	@find src tests -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true

@@ -89,6 +89,12 @@ def test_an_option_out_of_range_is_wrong_usage() -> None:
     assert "--epochs" in result.stderr
 
 
+def test_a_picture_in_a_folder_that_is_not_there_is_wrong_usage(tmp_path: Path) -> None:
+    result = run("demo", "--picture", str(tmp_path / "gone" / "a.png"))
+    assert result.exit_code == 2
+    assert "there is no folder" in result.stderr
+
+
 # -- errors
 
 

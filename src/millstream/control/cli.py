@@ -75,9 +75,9 @@ main.add_command(nexmark)
 @main.command()
 @click.option(
     "--epochs",
-    type=click.IntRange(4, 1000),
+    type=click.IntRange(8, 1000),
     metavar="N",
-    default=30,
+    default=40,
     show_default=True,
     help="How many epochs the text lasts for.",
 )
@@ -90,20 +90,32 @@ main.add_command(nexmark)
     help="How many words of text to count.",
 )
 @click.option("--keep-store", is_flag=True, help="Keep the text, the store and the sink, and say where they are.")
+@click.option(
+    "--picture",
+    type=click.Path(dir_okay=False, path_type=Path),
+    metavar="FILE",
+    default="millstream-demo.png",
+    show_default=True,
+    help="Where to write the timeline, as a PNG. It needs matplotlib.",
+)
 @click.pass_context
-def demo(ctx: click.Context, epochs: int, words: int, keep_store: bool) -> None:
-    """Count words, kill the driver halfway, and check the result.
+def demo(ctx: click.Context, epochs: int, words: int, keep_store: bool, picture: Path) -> None:
+    """Count words, rescale the running query, kill its driver, and check the result.
 
-    Runs a word count on a local Spark, on two cores, for about a minute. Halfway, after an epoch has run and before it
-    is committed, the driver and its JVM get a SIGKILL. A new driver goes on from the last commit. In the end the state
-    and the Parquet sink are compared, word by word, with a sequential count of the same text.
+    Runs a word count on a local Spark, on two cores, for about a minute. While it runs, it is rescaled from 2 to 4
+    slots, and then to 3. In the middle of that, after an epoch has run and before it is committed, the driver and its
+    JVM get a SIGKILL. A new driver goes on from the last commit, and ends the rescale. In the end the state and the
+    Parquet sink are compared, word by word, with a sequential count of the same text.
 
-    The exit code is 0 if every word was counted exactly once, 1 if not. All files are temporary.
+    The exit code is 0 if every word was counted exactly once and the rescales and the kill hit their moments, 1 if not.
+    All files but the picture are temporary.
     """
+    if not picture.absolute().parent.is_dir():
+        raise click.BadParameter(f"there is no folder {picture.absolute().parent}", ctx, param_hint="--picture")
     java_home = find_java()
     from millstream.control.demo import run_demo
 
-    ctx.exit(run_demo(epochs, words, keep_store, java_home))
+    ctx.exit(run_demo(epochs, words, keep_store, picture, java_home))
 
 
 @main.command(

@@ -6,6 +6,8 @@ Rules
   next one knows only what is in the store.
 - It reports to its parent in JSON lines on the standard output it was started with. Everything else that it or Spark
   writes goes to a log file, whose end is shown if it fails.
+- At the moments it is told to hold, a driver stands still until its parent lets it go on, so that what the parent does
+  then hits the same epoch on every machine.
 - A driver whose parent has vanished ends itself.
 """
 
@@ -21,7 +23,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -37,23 +39,27 @@ _SILENCE_S = 300.0
 """A driver that reports nothing for so long is given up."""
 _LOG_TAIL = 25
 
+Moment = tuple[str, int]
+"""A moment of an epoch, as observers are told of them, and the epoch."""
+
 
 # -- the driver's process -----------------------------------------------------------------------------------------
 
 
-def _drive(folder: Path, hold: int | None) -> int:
+def _drive(folder: Path, holds: Sequence[Moment]) -> int:
     """What runs in the driver's process: the query until its input is used up, then the state to a file."""
     # The JVM inherits descriptor 1 and may write anything to it, so the reports go through a copy it does not get.
     reports = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
-    threading.Thread(target=_end_with_parent, daemon=True).start()
+    gate = threading.Semaphore(0)
+    threading.Thread(target=_listen_to_parent, args=(gate,), daemon=True).start()
 
     def report(event: str, **facts: object) -> None:
         reports.write(json.dumps({"event": event, **facts}, default=str) + "\n")  # a status has datetimes
         reports.flush()
 
     try:
-        _count(folder, hold, report)
+        _count(folder, holds, gate, report)
     except MillstreamError as error:
         kind = next(k for k in (ConflictError, InvariantViolation, MillstreamError) if isinstance(error, k))
         report("failed", kind=kind.__name__, text=str(error))
@@ -61,7 +67,7 @@ def _drive(folder: Path, hold: int | None) -> int:
     return 0
 
 
-def _count(folder: Path, hold: int | None, report: Any) -> None:
+def _count(folder: Path, holds: Sequence[Moment], gate: threading.Semaphore, report: Any) -> None:
     spark = ms.session("millstream-demo", master="local[2]", settings=_spark_settings(folder))
     spark.sparkContext.setLogLevel("ERROR")
     report("session", version=spark.version)
@@ -75,8 +81,8 @@ def _count(folder: Path, hold: int | None, report: Any) -> None:
             status = running[0].status()
             facts = dataclasses.asdict(status) | {"records_per_second": status.records_per_second}
         report("moment", moment=moment, at=epoch, **facts)
-        if moment == "executed" and epoch == hold:
-            threading.Event().wait()
+        if (moment, epoch) in holds:
+            gate.acquire()
 
     running.append(
         word_count(folder).start(spark, str(folder / "store"), trigger={"availableNow": True}, observe=observe)
@@ -106,10 +112,11 @@ def _spark_settings(folder: Path) -> dict[str, str]:
     return settings
 
 
-def _end_with_parent() -> NoReturn:
-    """Ends this process and its JVM when the parent's end of standard input closes; workers follow their JVM."""
+def _listen_to_parent(gate: threading.Semaphore) -> NoReturn:
+    """Every byte on standard input opens the gate once. When the parent's end of it closes, this process and its JVM
+    end; workers follow their JVM."""
     while os.read(0, 1):
-        pass
+        gate.release()
     os.killpg(0, signal.SIGKILL)
     os._exit(1)
 
@@ -157,11 +164,11 @@ def _all_processes() -> Iterator[tuple[int, str, str]]:
 class DriverProcess:
     """A driver in a process and session of its own."""
 
-    def __init__(self, folder: Path, number: int, hold: int | None, java_home: str) -> None:
+    def __init__(self, folder: Path, number: int, holds: Sequence[Moment], java_home: str) -> None:
         self.log = folder / f"driver-{number}.log"
         command = [sys.executable, "-m", "millstream.control.demo_driver", "--child", str(folder)]
-        if hold is not None:
-            command += ["--hold", str(hold)]
+        for moment, epoch in holds:
+            command += ["--hold", moment, str(epoch)]
         with self.log.open("wb") as log:
             self._process = subprocess.Popen(
                 command,
@@ -181,13 +188,17 @@ class DriverProcess:
         assert self._process.stdout is not None
         for line in self._process.stdout:
             try:
-                self._reports.put(json.loads(line))
+                report = json.loads(line)
             except ValueError:  # the end of a line that was being written when the driver was killed
                 break
+            self._reports.put({**report, "seen": time.monotonic()})
         self._reports.put(None)
 
     def reports(self) -> Iterator[dict[str, Any]]:
-        """What the driver reports, until it ends. Raises if it fails, or says nothing for too long."""
+        """What the driver reports, until it ends. Raises if it fails, or says nothing for too long.
+
+        Each report has the time at which it was `seen`. Who stops in between goes on with another call.
+        """
         while True:
             try:
                 report = self._reports.get(timeout=_SILENCE_S)
@@ -202,6 +213,13 @@ class DriverProcess:
                 kinds = {"ConflictError": ConflictError, "InvariantViolation": InvariantViolation}
                 raise kinds.get(report["kind"], UserError)(f"the driver failed: {report['text']}")
             yield report
+
+    def go_on(self) -> None:
+        """Lets a driver that holds go on."""
+        assert self._process.stdin is not None
+        with suppress(BrokenPipeError):  # it has ended, and `reports` will tell why
+            self._process.stdin.write(b".")
+            self._process.stdin.flush()
 
     def kill(self) -> tuple[int, list[Process]]:
         """SIGKILL to the driver, then to all that it started. Its exit code, and what else was killed.
@@ -227,7 +245,8 @@ class DriverProcess:
         self._reader.join()
         for pipe in (self._process.stdin, self._process.stdout):
             if pipe is not None:
-                pipe.close()
+                with suppress(BrokenPipeError):
+                    pipe.close()
         return code, list(others.values())
 
     def _tail(self) -> str:
@@ -257,9 +276,9 @@ def _environment(folder: Path, java_home: str) -> dict[str, str]:
 def _main() -> int:
     parser = argparse.ArgumentParser(description="The driver of `millstream demo`; started by it, not by hand.")
     parser.add_argument("--child", type=Path, required=True, metavar="FOLDER")
-    parser.add_argument("--hold", type=int, metavar="EPOCH")
+    parser.add_argument("--hold", nargs=2, action="append", default=[], metavar=("MOMENT", "EPOCH"))
     given = parser.parse_args()
-    return _drive(given.child, given.hold)
+    return _drive(given.child, [(moment, int(epoch)) for moment, epoch in given.hold])
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""What `millstream demo` shows: a live picture in a terminal, plain lines anywhere else.
+"""What `millstream demo` and `millstream nexmark` show: a live picture in a terminal, plain lines anywhere else.
 
 Rules
 -----
@@ -33,7 +33,20 @@ _WIDEST = 100
 _BARS = "▁▂▃▄▅▆▇█"
 _LABELS_WIDTH = 8
 _TIMES_WIDTH = 7
-_FRAME_HEIGHT = 12
+_FRAME_HEIGHT = 13
+
+
+@dataclass(frozen=True, slots=True)
+class Moving:
+    """How far a migration has come."""
+
+    done: int
+    rounds: int
+    bins_done: int
+    bins: int
+
+    def __str__(self) -> str:
+        return f"{self.done} of {self.rounds} rounds, {self.bins_done:,d} of {self.bins:,d} bins"
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +61,8 @@ class Progress:
     state_bytes: int
     segments: int
     slots: int
+    moving: Moving | None = None
+    """The migration that goes on, if one does."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +95,14 @@ class Display(Protocol):
 
     def killed(self) -> None:
         """The epoch that was running did not get to its commit."""
+        ...
+
+    def chart(self, lines: Sequence[str]) -> None:
+        """A drawing in ASCII, with `#` and `:` for what is filled and half filled. After the context was left."""
+        ...
+
+    def note(self, text: str) -> None:
+        """A remark after the context was left."""
         ...
 
     def verdict(self, good: bool, headline: str, findings: Sequence[Finding]) -> None:
@@ -138,14 +161,21 @@ class PlainDisplay:
         if now - self._last_line < _PLAIN_EPOCHS_EVERY_S and progress.epoch + 1 < self._epochs:
             return
         self._last_line = now
+        state = f"state {shorten_bytes(progress.state_bytes)} in {progress.segments} segments"
         self._write(
             f"{now:6.1f} s  epoch {progress.epoch:3d}: {progress.records:9,d} records counted,"
-            f" {progress.records_per_second:7,.0f}/s, {progress.epoch_ms:5,.0f} ms,"
-            f" state {shorten_bytes(progress.state_bytes)} in {progress.segments} segments"
+            f" {progress.records_per_second:7,.0f}/s, {progress.epoch_ms:5,.0f} ms, {progress.slots} slots,"
+            f" {state if progress.moving is None else f'moving: {progress.moving}'}"
         )
 
     def killed(self) -> None:
         pass
+
+    def chart(self, lines: Sequence[str]) -> None:
+        self._write("\n".join(["", *lines]))
+
+    def note(self, text: str) -> None:
+        self._write(f"\n{text}")
 
     def verdict(self, good: bool, headline: str, findings: Sequence[Finding]) -> None:
         width = max(len(finding.subject) for finding in findings)
@@ -198,6 +228,17 @@ class LiveDisplay:
     def killed(self) -> None:
         self._down = True
         self._times_ms.append(None)
+
+    def chart(self, lines: Sequence[str]) -> None:
+        drawing = "\n".join(lines)
+        if not self._console.options.ascii_only:
+            drawing = drawing.translate({ord("#"): "█", ord(":"): "▄"})
+        text = Text(drawing, no_wrap=True, overflow="crop")
+        text.highlight_regex("[█▄]+", "cyan")
+        self._console.print(text, width=self._width())
+
+    def note(self, text: str) -> None:
+        self._console.print(Text(text), width=self._width(), soft_wrap=False)
 
     def verdict(self, good: bool, headline: str, findings: Sequence[Finding]) -> None:
         grid = Table.grid(padding=(0, 2))
@@ -263,13 +304,7 @@ class LiveDisplay:
     def _facts(self, room: int) -> list[tuple[str, RenderableType]]:
         latest = self._latest
         done = latest.epoch + 1 if latest else 0
-        count = f"{done} of {self._epochs}"
-        bar = Table.grid(padding=(0, 1))
-        length = min(46, room - len(count) - 2)
-        if length < 6:
-            bar.add_row(count)
-        else:
-            bar.add_row(ProgressBar(self._epochs, done, width=length), count)
+        bar = self._bar(done, self._epochs, f"{done} of {self._epochs}", room)
         records = latency = Text("-", style="dim")
         state = Text("-", style="dim")
         if latest is not None:
@@ -278,13 +313,24 @@ class LiveDisplay:
             latency = Text(("-" if self._down else f"{latest.epoch_ms:,.0f} ms").ljust(10))
             latency.append_text(self._strip(room - 10))
             state = Text(f"{shorten_bytes(latest.state_bytes)} in {latest.segments} segments, {latest.slots} slots")
+        moving = latest.moving if latest is not None else None
         return [
             ("epochs", bar),
             ("records", records),
             ("latency", latency),
             ("state", state),
+            ("moving", self._bar(moving.done, moving.rounds, str(moving), room) if moving else Text("-", style="dim")),
             ("driver", self._driver),
         ]
+
+    def _bar(self, done: int, total: int, text: str, room: int) -> Table:
+        bar = Table.grid(padding=(0, 1))
+        length = min(46, room - len(text) - 2)
+        if length < 6:
+            bar.add_row(text)
+        else:
+            bar.add_row(ProgressBar(total, done, width=length), text)
+        return bar
 
     def _strip(self, room: int) -> Text:
         """The latest epochs' times as bars, with a cross where the driver was killed."""
