@@ -17,7 +17,7 @@ import itertools
 import statistics
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 from rich import box
@@ -208,7 +208,7 @@ def _grown(strategy: str) -> Callable[[Part, Sequence[Run]], float]:
 
 
 def _memory(part: Part, runs: Sequence[Run]) -> float:
-    return _median([leg.memory_ratio for leg in of(runs, "half", BATCHED)])
+    return _memory_of(of(runs, "half", BATCHED))
 
 
 def _planning(part: Part, runs: Sequence[Run]) -> float:
@@ -309,7 +309,7 @@ def latencies_table(scenario: str, legs: Sequence[Leg]) -> Table:
             size_text(group[0].facts["plan"]["bytes"]) if group[0].facts["plan"]["bytes"] else "",
             size_text(_median([leg.fetched_bytes for leg in group])),
             f"{group[0].facts['plan']['epochs']:,}",
-            _ratio_or_why(lambda group=group: _median([leg.memory_ratio for leg in group])),
+            _ratio_or_why(partial(_memory_of, group)),
         )
         table.add_row(
             Text("   steady, as long", style="dim"),
@@ -367,6 +367,10 @@ def sweep_points(legs: Sequence[Leg]) -> dict[tuple[int, int], list[Leg]]:
     for leg in sorted(legs, key=lambda leg: (leg.trial["state_bytes"], leg.trial["bins"])):
         found.setdefault((leg.trial["state_bytes"], leg.trial["bins"]), []).append(leg)
     return found
+
+
+def _memory_of(legs: Sequence[Leg]) -> float:
+    return _median([leg.memory_ratio for leg in legs])
 
 
 def _ms(seconds: float) -> str:
