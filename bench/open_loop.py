@@ -35,8 +35,9 @@ class Feed:
         self._spark = spark
         self.per_tick = max(1, round(rate * TICK_S))
         self.rate = self.per_tick / TICK_S
-        runtime = self._jvm.org.apache.spark.sql.execution.streaming.runtime
-        encoder = self._jvm.org.apache.spark.sql.Encoders.STRING()  # a small Long would travel as an Integer
+        jvm: Any = self._jvm
+        runtime = jvm.org.apache.spark.sql.execution.streaming.runtime
+        encoder = jvm.org.apache.spark.sql.Encoders.STRING()  # a small Long would travel as an Integer
         self._stream = runtime.MemoryStream.apply(spark._jsparkSession, PARTITIONS, encoder)
         if offset >= 0:
             at = runtime.LongOffset(offset)

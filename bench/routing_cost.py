@@ -10,6 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -62,8 +63,8 @@ def measure(records: int = RECORDS, runs: int = RUNS) -> Found:
     tables: dict[str, Any] = {"modulo": Modulo(), "table": RoutingTable.even(SLOTS, BIN_BITS), "scattered": scattered()}
     works: dict[str, Callable[[], Any]] = {}
     for name, table in tables.items():
-        works[f"{name}"] = lambda table=table: _route(table, batch)
-        works[f"{name} alone"] = lambda table=table: table.lookup(hashes)
+        works[name] = partial(_route, table, batch)
+        works[f"{name} alone"] = partial(table.lookup, hashes)
     least = dict.fromkeys(works, float("inf"))
     for _ in range(runs):
         for name, work in works.items():

@@ -23,7 +23,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 from bench.contenders import Found, progress, state_settings
 from bench.open_loop import Feed
 from bench.resident import Sampler
-from bench.trials import BYTES_PER_KEY, CHUNK, Trial, cluster
+from bench.trials import BYTES_PER_KEY, CHUNK, Trial, cluster, settled
 
 _WAIT_S = 7200.0
 _PER_EPOCH = 2
@@ -54,6 +54,10 @@ def run_spark(trial: Trial, folder: Path) -> Found:
         feed.begin()
         with Sampler(feed.start) as sampler:
             _flow(query, trial.warm_s)
+            _until(
+                query,
+                lambda: settled(_numbered(_reports(query)[skipped:], clock + feed.start, feed.per_tick), feed.rate),
+            )
             steady = feed.now()
             _flow(query, trial.hold_s)
             stopping = feed.now()

@@ -10,8 +10,9 @@ How it measures
 ---------------
 - Every leg has a Spark session of its own, so that executors and their caches are new: a target has nothing of what it
   is about to get. Before anything is measured, records flow for a while, so that every slot has what it owns.
-- A leg is: warm, steady, migration, after. The clock goes on through all of them. What is kept is raw: the records and
-  the commit of each epoch, and when each phase began; `bench.migration_report` makes numbers of it.
+- A leg is: warm, steady, migration, after. The clock goes on through all of them. `warm` lasts until what piled up
+  while workers were starting is done with, or else it would be counted as "steady". What is kept is raw: the records
+  and the commit of each epoch, and when each phase began; `bench.migration_report` makes numbers of it.
 - `steady` and `after` together last at least as long as the migration: "steady" is judged over an equal time.
 - The answer is checked at the end of a trial: the counts in the state add up to the records that were handed over.
 """
@@ -19,6 +20,7 @@ How it measures
 from __future__ import annotations
 
 import inspect
+import itertools
 import json
 import os
 import shutil
@@ -44,6 +46,8 @@ EXECUTOR_MB = 900
 CHUNK = 250_000
 BYTES_PER_KEY = 24
 _WAIT_S = 1800.0
+_SETTLE_S = 300.0
+_SETTLED_EPOCHS = 6
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,21 +154,21 @@ class Rig:
         with self.session() as spark:
             feed = Feed(spark, self.trial.rate)
             running = self.start(spark, feed, first.slots)
-            chunks, size = 0, 0
+            chunks, size, seen = 0, 0, dict[int, Any]()
             most = 4 + 2 * self.trial.state_bytes // (BYTES_PER_KEY * CHUNK)
             while size < self.trial.state_bytes:
                 if chunks > most:
                     raise RuntimeError(f"{chunks * CHUNK} keys take {size} bytes only, of {self.trial.state_bytes}")
                 feed.fill(range(chunks, chunks + 2))
                 chunks += 2
-                self._until(running, partial(_has_counted, running, chunks * CHUNK))
+                self._until(running, partial(_has_counted, running, seen, chunks * CHUNK))
                 size = running.status().state_bytes
             self.keys = self.records = chunks * CHUNK
             self.prepare(running, first)
             status = running.status()
             self.offset = feed.offset
             running.stop()
-        full = [facts for facts in running.recent if facts.records.get("count", 0) == 2 * CHUNK]
+        full = [facts for facts in seen.values() if facts.records.get("count", 0) == 2 * CHUNK]
         return {
             "keys": self.keys,
             "state_bytes": status.state_bytes,
@@ -188,6 +192,7 @@ class Rig:
             seen: dict[int, Any] = {}
             with Sampler(feed.start) as sampler:
                 self._flow(running, seen, trial.warm_s)
+                self._settle(running, seen, lambda: _numbered(_since(seen, first), commits, feed.start), feed.rate)
                 steady = feed.now()
                 self._flow(running, seen, trial.hold_s)
                 status = running.status()
@@ -207,7 +212,6 @@ class Rig:
                 self.prepare(running, following)
             after = running.status()
             running.stop()
-            epochs = [seen[number] for number in sorted(seen) if number >= first]
         return {
             "leg": leg.name,
             "strategy": strategy,
@@ -218,7 +222,7 @@ class Rig:
                 "epochs": plan.epochs,
             },
             "outcome": {"began": outcome.began, "last": outcome.last, "done": outcome.done, "state": outcome.state},
-            "epochs": _numbered(epochs, commits, feed.start),
+            "epochs": _numbered(_since(seen, first), commits, feed.start),
             "memory": sampler.samples,
             "state_bytes": status.state_bytes,
             "segments": [status.segments, after.segments],
@@ -239,6 +243,14 @@ class Rig:
         until = time.monotonic() + seconds
         self._until(running, lambda: _gather(running, seen) and time.monotonic() >= until)
 
+    def _settle(self, running: Any, seen: dict[int, Any], rows: Callable[[], list[list[Any]]], rate: float) -> None:
+        """Waits until records wait for no more than the epoch before theirs, and their own."""
+        deadline = time.monotonic() + _SETTLE_S
+        while not settled(rows(), rate):
+            if time.monotonic() > deadline:
+                raise RuntimeError(f"the query did not keep up with {rate:,.0f} records/s within {_SETTLE_S:.0f} s")
+            self._flow(running, seen, 0.5)
+
     @staticmethod
     def _until(running: Any, over: Callable[[], bool]) -> None:
         deadline = time.monotonic() + _WAIT_S
@@ -248,14 +260,28 @@ class Rig:
                 raise RuntimeError("the query ended by itself")
             if time.monotonic() > deadline:
                 raise RuntimeError(f"nothing came of it within {_WAIT_S:.0f} s; the last commit is {running.epoch}")
-            time.sleep(0.02)
+            time.sleep(0.05)
 
 
 _UNDER_WAY = ("sent", "waiting", "running")
 
 
-def _has_counted(running: Any, records: int) -> bool:
-    return bool(sum(facts.records.get("count", 0) for facts in list(running.recent)) >= records)
+def settled(rows: list[list[Any]], rate: float) -> bool:
+    """Whether the last epochs (see `_numbered`) have left nothing of an earlier backlog: the oldest record of an epoch
+    has waited for the epoch before and its own, so for twice the time between commits."""
+    last = [row for row in rows if row[2] > row[1]][-_SETTLED_EPOCHS - 1 :]
+    if len(last) <= _SETTLED_EPOCHS:
+        return False
+    between = statistics.median(b[4] - a[4] for a, b in itertools.pairwise(last))
+    return all(row[4] - row[1] / rate <= 2.5 * between for row in last[1:])
+
+
+def _since(seen: dict[int, Any], first: int) -> list[Any]:
+    return [seen[number] for number in sorted(seen) if number >= first]
+
+
+def _has_counted(running: Any, seen: dict[int, Any], records: int) -> bool:
+    return _gather(running, seen) and _counted(seen, 0) >= records
 
 
 def _gather(running: Any, seen: dict[int, Any]) -> bool:

@@ -17,6 +17,7 @@ from bench.migration_pictures import draw
 from bench.migration_report import MIGRATION_TARGETS, Leg, judged, legs_of
 from bench.race import Run
 from bench.report import NoRatio
+from bench.trials import settled
 
 RATE = 1000.0
 ASKED = migration.Asked(("all-at-once", "fluid", "batched", "matched"), 256, 4, RATE, 8 * 10**8, 4, 10**8, 5, 20, 1.0)
@@ -120,6 +121,25 @@ def test_what_was_not_measured_or_failed_has_no_ratio_and_says_why() -> None:
     assert verdicts[1] == "no result: half, batched: no room"
     with pytest.raises(NoRatio):
         migration_report.of([], "half", "batched")
+
+
+def test_a_steady_time_that_was_not_steady_gives_no_verdict() -> None:
+    noisy = a_leg("batched", 0.1, 4)
+    for epoch in noisy["epochs"]:
+        if epoch[4] <= 22:
+            epoch[4] += 2.9  # committed that much later than they should have been
+    verdict = judged([a_run(ASKED.trial("half"), noisy)])[1].verdict
+    assert verdict.startswith("no result: 0.")
+    assert "not quiet" in verdict
+
+
+def test_a_query_has_settled_once_nothing_is_left_of_a_backlog() -> None:
+    rows = a_leg("all-at-once", 5.0, 1)["epochs"]
+    behind = [row for row in rows if row[4] <= 32]
+    assert settled([row for row in rows if row[4] <= 25], RATE)
+    assert not settled(behind, RATE), "records of the long epoch were committed just now"
+    assert settled(rows, RATE)
+    assert not settled(rows[:3], RATE), "too few to tell"
 
 
 def test_a_sweep_goes_up_to_what_is_asked_for_and_keeps_the_size_of_a_bin() -> None:
