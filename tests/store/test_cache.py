@@ -154,7 +154,7 @@ def some_ranges(rng: random.Random, count: int) -> tuple[Range, ...]:
 
 
 def read_rows(store: ObjectStore, cache: SegmentCache, piece: Piece) -> list[tuple[int, Any]]:
-    rows = newest_rows(store, cache, [piece], WHOLE, drop_dead=False)
+    rows = newest_rows(store, cache, [piece], [WHOLE], drop_dead=False)
     return list(zip(rows.hashes.tolist(), rows.values.to_pylist(), strict=True))
 
 

@@ -191,7 +191,7 @@ def test_any_history_of_writes_deletes_and_merges_reads_as_a_dictionary(
                 manifest, _ = manifest.edited([merge(store, cache, job, Maker(1, epoch, "c", epoch), 0)])
             everything = {}
             for span, pieces in parts_of(manifest.pieces(FAMILY)):
-                rows = newest_rows(store, cache, pieces, span, drop_dead=True)
+                rows = newest_rows(store, cache, pieces, [span], drop_dead=True)
                 everything.update(zip(rows.keys.to_pylist(), rows.values.to_pylist(), strict=True))
             assert everything == model
             asked = KeyColumns((pa.array(["a", "b", "c", "dd", "ee", "", None, "f", "g", "h", "never"]),))
@@ -248,12 +248,14 @@ def test_a_tombstone_outlives_a_merge_that_does_not_reach_the_bottom() -> None:
     from millstream.protocol.compaction import Job
 
     pieces = manifest.pieces(FAMILY)
-    upper = merge(store, cache, Job(FAMILY, WHOLE, tuple(pieces[:2]), bottom=False), Maker(1, 2, "c", 0), 0)
+    upper = merge(store, cache, Job(FAMILY, (WHOLE,), tuple(pieces[:2]), bottom=False), Maker(1, 2, "c", 0), 0)
     manifest, dropped = manifest.edited([upper])
     assert len(dropped) == 2
     assert upper.outputs[0].tombstones == 1
     assert not locate(store, cache, manifest.pieces(FAMILY), keys.hashes(), keys).present.any()
-    whole = merge(store, cache, Job(FAMILY, WHOLE, tuple(manifest.pieces(FAMILY)), bottom=True), Maker(1, 2, "c", 1), 0)
+    whole = merge(
+        store, cache, Job(FAMILY, (WHOLE,), tuple(manifest.pieces(FAMILY)), bottom=True), Maker(1, 2, "c", 1), 0
+    )
     assert whole.outputs == ()
     manifest, _ = manifest.edited([whole])
     assert manifest.families[FAMILY] == {}
@@ -283,7 +285,7 @@ def test_a_large_write_becomes_several_segments_of_consecutive_ranges(monkeypatc
     assert keyspace.coalesce([r for p in pieces for r in p.ranges]) == (WHOLE,)
     for piece in pieces:
         assert piece.segment.bytes < 8000
-    rows = newest_rows(store, SegmentCache(), manifest.pieces(FAMILY), Range(0, LAST), drop_dead=True)
+    rows = newest_rows(store, SegmentCache(), manifest.pieces(FAMILY), [Range(0, LAST)], drop_dead=True)
     assert len(rows.hashes) == sum(p.segment.rows for p in pieces)
 
 

@@ -9,6 +9,7 @@ Rules
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, overload
 
@@ -17,6 +18,7 @@ import pyarrow as pa
 from millstream.control.overview import Overview, Pulse, live, overview_of
 from millstream.control.verbs import Verbs
 from millstream.engine.described import described_graph
+from millstream.engine.driver import layout_of
 from millstream.engine.spec import Spec
 from millstream.engine.state import read_state
 from millstream.errors import DamagedObject, StoreUnavailable, UserError
@@ -67,6 +69,7 @@ class Control(Verbs):
     def __init__(self, store: ObjectStore, token: str | None = None, options: Mapping[str, str] | None = None) -> None:
         self._pulse = Pulse()
         self._reader = JournalReader.look(store, self._pulse.told)
+        self._looking = threading.Lock()
         self._log, self._options = ControlLog(store, token), dict(options or {})
         self._plans: dict[int, MigrationPlan] = {}
 
@@ -127,11 +130,12 @@ class Control(Verbs):
     # -- inside
 
     def _look(self) -> History:
-        self._reader.follow()
-        return self._reader.history
+        with self._looking:  # several threads may wait for handles
+            self._reader.follow()
+            return self._reader.history
 
     def _layout(self, history: History) -> Layout:
-        return Layout(self._reader.store_id, history.tables, history.manifest, history.workers)
+        return layout_of(self._reader.store_id, history)
 
     def _send(self, verb: str, ask: MigrationPlan | Cancel, history: History) -> int:
         return self._log.send(verb, ask, history.control)

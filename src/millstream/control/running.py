@@ -29,7 +29,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 from millstream.control.verbs import Verbs
-from millstream.engine.driver import Driver, EpochFacts, live_slots
+from millstream.engine.driver import Driver, EpochFacts, layout_of, live_slots
 from millstream.engine.pending import pending_timers
 from millstream.errors import DamagedObject, Fenced, MillstreamError, UserError
 from millstream.model.times import moment
@@ -356,7 +356,7 @@ class RunningQuery(Verbs):
         return self._driver.journal.history
 
     def _layout(self, history: History) -> Layout:
-        return Layout(self._store_id(), history.tables, history.manifest, history.workers)
+        return layout_of(self._store_id(), history)
 
     def _send(self, verb: str, ask: MigrationPlan | Cancel, history: History) -> int:
         return self._driver.listener.log.send(verb, ask, history.control)

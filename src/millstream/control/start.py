@@ -13,6 +13,7 @@ import os
 import secrets
 import weakref
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -97,8 +98,8 @@ class Query(QueryData):
         - `token`: guards the store: from then on, commands to the running query need it, and so does a restart.
         - `observe`: called with a moment (`planned`, `executed`, `committed`, `delivering`, `delivered`) and the epoch.
         """
-        options = _options(slots, bins, retain, compaction_budget, token)
         cache = _cache(cache_dir, cache_bytes, fetch_limit)
+        options = replace(_options(slots, bins, retain, compaction_budget, token), fetch_limit=int(fetch_limit or 0))
         chosen = _trigger(trigger)
         check_session(spark)
         users = spark

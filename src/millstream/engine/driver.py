@@ -41,6 +41,7 @@ from millstream.protocol.epochs import (
 )
 from millstream.protocol.keyspace import DEFAULT_BIN_BITS
 from millstream.protocol.manifest import Edit
+from millstream.protocol.planner import Layout
 from millstream.protocol.routing import RoutingTable, Slot
 from millstream.protocol.steering import Facts, Steering, remembered, steer
 from millstream.protocol.time import idle_sources
@@ -82,6 +83,7 @@ class Options:
     retain: int = 8
     compaction_budget: int = DEFAULT_BUDGET
     token: str | None = None
+    fetch_limit: int = 0
 
 
 @dataclass(slots=True)
@@ -136,7 +138,7 @@ class Driver:
     def claim(self) -> None:
         """Takes the store over, and ends an attempt that an earlier driver left open."""
         self.listener.log.guard()
-        self.journal.claim()
+        self.journal.claim(self.options.fetch_limit)
         self._since_ms = max(self._clock(), self.journal.history.clock_ms)
         left = self.journal.history.plan
         if left is not None:
@@ -275,6 +277,8 @@ class Driver:
             history.control,
             history.outcomes,
             self.listener.plans(history),
+            self.listener.unread,
+            history.workers,
         )
         return steer(facts, self.listener.hear(history))
 
@@ -323,6 +327,11 @@ class Share:
 def live_slots(tables: Mapping[str, RoutingTable]) -> tuple[Slot, ...]:
     """The slots that own something of any step: one that has lost everything is gone."""
     return tuple(sorted({slot for table in tables.values() for slot in table.slots}))
+
+
+def layout_of(store_id: str, history: History) -> Layout:
+    """Where the state of a query lies, for plans to be made from."""
+    return Layout(store_id, history.tables, history.manifest, history.workers, history.fetch_limit, history.generation)
 
 
 def draining(history: History, plan: Plan) -> tuple[frozenset[str], frozenset[str]]:

@@ -28,6 +28,8 @@ class Listener:
     def __init__(self, log: ControlLog) -> None:
         self.log = log
         self._plans: dict[int, MigrationPlan] = {}
+        self.unread: frozenset[int] = frozenset()
+        """The commands under way whose plans could not be read just now: they stand still."""
 
     def hear(self, history: History) -> list[Heard]:
         """The commands that have not been answered."""
@@ -45,12 +47,19 @@ class Listener:
         return found
 
     def plans(self, history: History) -> dict[int, MigrationPlan]:
-        """The plans of the commands that are under way. One that can no longer be read is missing."""
+        """The plans of the commands that are under way; their seals were looked at when they were heard. One that is no
+        longer there is missing."""
         live = [number for number, outcome in history.outcomes.items() if not outcome.over]
+        unread = set()
         for number in live:
             if number not in self._plans:
-                heard = self.log.hear(number)
-                if heard is not None and isinstance(heard.ask, MigrationPlan):
-                    self._plans[number] = heard.ask
+                try:
+                    plan = self.log.read(number)
+                    if plan is not None:
+                        self._plans[number] = plan
+                except StoreUnavailable as error:
+                    unread.add(number)
+                    _LOG.warning("the plan of command %d cannot be read now: %s", number, error)
+        self.unread = frozenset(unread)
         self._plans = {number: plan for number, plan in self._plans.items() if number in live}
         return dict(self._plans)

@@ -66,7 +66,7 @@ def read_part(
     store: ObjectStore, schema: pa.Schema, span: Range, pieces: Sequence[Piece], now: int | None = None
 ) -> pa.RecordBatch:
     """The state in one range, without what has expired by `now`."""
-    rows = newest_rows(store, CACHE, pieces, span, drop_dead=True, now=now)
+    rows = newest_rows(store, CACHE, pieces, [span], drop_dead=True, now=now)
     return pa.RecordBatch.from_arrays([*rows.keys.columns, rows.values], schema=schema)
 
 

@@ -372,8 +372,7 @@ class StepRun:
         if taken:
             bottom = len(taken) == len(pieces)
             now = self._now(declared) if isinstance(declared, State) else None
-            hull = Range(owned[0].first, owned[-1].last)
-            rows = newest_rows(self.store, CACHE, taken, hull, drop_dead=bottom, newer=rows, now=now)
+            rows = newest_rows(self.store, CACHE, taken, owned, drop_dead=bottom, newer=rows, now=now)
         refs = write_segments(
             self.store,
             CACHE,

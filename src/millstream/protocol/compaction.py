@@ -27,20 +27,20 @@ _RATIO = 2.0
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """Merge what these pieces (newest first) hold in `range`. `bottom`: nothing older lies in the range.
+    """Merge what these pieces (newest first) hold in `ranges`. `bottom`: nothing older lies there.
 
     `now` is the time by which rows with a time-to-live have expired; None if the family has none.
     """
 
     family: Family
-    range: Range
+    ranges: tuple[Range, ...]
     pieces: tuple[Piece, ...]
     bottom: bool
     now: int | None = None
 
     @property
     def bytes(self) -> int:
-        return sum(Piece(p.segment, clip(p.ranges, [self.range])).bytes for p in self.pieces)
+        return sum(Piece(p.segment, clip(p.ranges, self.ranges)).bytes for p in self.pieces)
 
 
 def choose(
@@ -52,16 +52,20 @@ def choose(
 ) -> Job | None:
     """The next job of a family within the ranges of a slot, or None if it is in good shape.
 
-    Of all stretches of the key space in which one run of pieces should be merged, the one with the most pieces.
+    Of all parts of the key space in which one run of pieces should be merged, the one with the most pieces, and of such
+    the widest. A part may consist of many stretches: what a slot owns, or was left of a segment, may be scattered.
     """
     pieces = manifest.pieces(family, owned)
     if len(pieces) < fan_in:
         return None
-    best: Job | None = None
+    parts: dict[tuple[tuple[str, ...], bool], tuple[tuple[Piece, ...], list[Range]]] = {}
     for stretch, run, bottom in _stretches(pieces, fan_in, budget // 8):
-        if best is None or len(run) > len(best.pieces):
-            best = Job(family, stretch, run, bottom)
-    return best if best is None else _fit(best, budget)
+        named = tuple(piece.segment.name for piece in run)
+        parts.setdefault((named, bottom), (run, []))[1].append(stretch)
+    if not parts:
+        return None
+    (_, bottom), (run, ranges) = max(parts.items(), key=lambda part: (len(part[1][0]), width(part[1][1])))
+    return _fit(Job(family, tuple(ranges), run, bottom), budget)
 
 
 def _stretches(pieces: Sequence[Piece], fan_in: int, small: int) -> Iterator[tuple[Range, tuple[Piece, ...], bool]]:
@@ -118,9 +122,15 @@ def _run_of_similar(weights: Sequence[float], fan_in: int, small: float) -> slic
 
 
 def _fit(job: Job, budget: int) -> Job:
-    """The job, or as much of its range, from the left, as the budget allows."""
+    """The job, or as much of its ranges, from the left, as the budget allows."""
     total = job.bytes
     if total <= budget:
         return job
-    wide = max(1, job.range.width * budget // total)
-    return replace(job, range=Range(job.range.first, job.range.first + wide - 1))
+    room = max(1, width(job.ranges) * budget // total)
+    kept: list[Range] = []
+    for part in job.ranges:
+        if room <= 0:
+            break
+        kept.append(part if part.width <= room else Range(part.first, part.first + room - 1))
+        room -= part.width
+    return replace(job, ranges=tuple(kept))

@@ -38,10 +38,12 @@ NO_EPOCH = Epoch(-1)
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """A driver takes the store over; any driver of a lower generation stops."""
+    """A driver takes the store over; any driver of a lower generation stops. `fetch_limit` is what its workers may
+    fetch in a second, in bytes; 0 is no limit."""
 
     generation: Generation
     owner: str
+    fetch_limit: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,6 +165,7 @@ class History:
     control: int = 0
     outcomes: dict[int, Outcome] = field(default_factory=dict)
     workers: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    fetch_limit: int = 0
 
     @property
     def last_outputs(self) -> tuple[Output, ...]:
@@ -178,7 +181,7 @@ class History:
             case Claim():
                 if entry.generation <= self.generation:
                     raise InvariantViolation(f"claim {entry.generation} after claim {self.generation}")
-                return replace(self, generation=entry.generation)
+                return replace(self, generation=entry.generation, fetch_limit=entry.fetch_limit)
             case Plan():
                 if entry.epoch != self.epoch + 1 or entry.attempt != self.attempts:
                     raise InvariantViolation(

@@ -73,6 +73,8 @@ class MigrationPlan:
     """Steps whose number of bins changes with the first round."""
     drains: str = ""
     """The worker that is to be emptied."""
+    generation: int = 0
+    """Of the driver that has this worker, if one is to be emptied: its name means nothing to others."""
     fetch_limit: int = 0
     """The bytes per second at which a slot fetches what it does not hold; 0 if that is not known."""
 

@@ -3,8 +3,9 @@
 Rules
 -----
 - A slot stays where it is while its worker is there: what it needs is cached there.
-- Among the workers that are open, none has two slots more than another: a slot moves only from the fullest to the
-  emptiest. So a new worker is used as soon as it is reported, and the slots of a lost one are shared out.
+- A slot that has no place goes to the worker with the fewest: so the slots of a lost worker are shared out. A slot that
+  has one moves only to a worker that is new, from the fullest, as long as that has two more. So a new worker is used
+  as soon as it is reported; and where slots come and go, none of the others has to fetch all its state somewhere else.
 - A worker that is closing keeps the slots it has, which are being emptied, and gets no other. One that is closed has
   none, as long as there is another worker.
 """
@@ -18,10 +19,11 @@ def place(
     slots: Sequence[int],
     workers: Collection[str],
     before: Mapping[int, str],
+    known: Collection[str] = (),
     closing: Collection[str] = (),
     closed: Collection[str] = (),
 ) -> dict[int, str]:
-    """The worker of every slot; empty if there are no workers.
+    """The worker of every slot; empty if there are no workers. `known` are the workers that were there before.
 
     >>> place([0, 1, 2], ["a", "b"], {})
     {0: 'a', 1: 'b', 2: 'a'}
@@ -40,9 +42,10 @@ def place(
     order = {worker: number for number, worker in enumerate(opened)}
     for slot in homeless:
         held[min(opened, key=lambda worker: (len(held[worker]), order[worker]))].append(slot)
-    while True:
+    fresh = [worker for worker in opened if worker not in known]
+    while fresh:
         fullest = max(opened, key=lambda worker: (len(held[worker]), -order[worker]))
-        emptiest = min(opened, key=lambda worker: (len(held[worker]), order[worker]))
+        emptiest = min(fresh, key=lambda worker: (len(held[worker]), order[worker]))
         if len(held[fullest]) - len(held[emptiest]) < 2:
             break
         held[emptiest].append(held[fullest].pop())

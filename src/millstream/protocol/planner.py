@@ -48,6 +48,8 @@ class Layout:
     manifest: Manifest = field(default_factory=Manifest)
     placement: Mapping[str, Collection[int]] = field(default_factory=dict)
     fetch_limit: int = 0
+    generation: int = 0
+    """Of the driver that has these workers."""
 
     @property
     def owners(self) -> set[int]:
@@ -541,6 +543,7 @@ def _plan(
         start,
         str(strategy),
         drains=drains,
+        generation=layout.generation if drains else 0,
         fetch_limit=layout.fetch_limit,
     )
 

@@ -15,7 +15,7 @@ Rules
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -97,7 +97,9 @@ class Heard:
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What a decision is made from. `plans` are those of the commands that are waiting or running."""
+    """What a decision is made from. `plans` are those of the commands that are waiting or running, but for those that
+    are `unread`, because the store cannot be read now. `workers` are those that the last epoch ran on.
+    """
 
     store: str
     generation: int
@@ -108,6 +110,8 @@ class Facts:
     control: int
     outcomes: Mapping[int, Outcome]
     plans: Mapping[int, MigrationPlan]
+    unread: Collection[int] = ()
+    workers: Collection[str] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,9 +124,12 @@ class Steering:
 
 
 def remembered(known: Mapping[int, Outcome], changed: Sequence[Outcome]) -> dict[int, Outcome]:
-    """The outcomes after these have changed: all that are not over, and the last ones that are."""
+    """The outcomes after these have changed: all that are not over, the last ones that are, and the drains that the
+    newest driver has done, because no slot is placed on those workers."""
     found = {**known, **{outcome.number: outcome for outcome in changed}}
-    over = [number for number in sorted(found) if found[number].over]
+    newest = max((outcome.generation for outcome in found.values()), default=0)
+    drained = {n for n, each in found.items() if each.drains and each.state == "done" and each.generation == newest}
+    over = [number for number in sorted(found) if found[number].over and number not in drained]
     for number in over[:-KEPT_OUTCOMES]:
         del found[number]
     return found
@@ -172,7 +179,7 @@ class _Course:
     def _cancel(self, ask: Cancel, outcome: Outcome) -> Outcome:
         target = self.live.get(ask.number)
         if target is None:
-            known = self.facts.outcomes.get(ask.number) or self.changed.get(ask.number)
+            known = self.changed.get(ask.number) or self.facts.outcomes.get(ask.number)
             found = f"it is {known.state}" if known else "there is no such command, or it ended long ago"
             return replace(outcome, state="refused", reason=f"command {ask.number} is not under way: {found}")
         self.note(replace(target, state="cancelled", reason=f"by command {outcome.number}"))
@@ -180,8 +187,10 @@ class _Course:
 
     def _judged(self, outcome: Outcome, plan: MigrationPlan, due: bool = False) -> Outcome:
         """The outcome as it was, or refused."""
-        trouble = misfit(plan, self.facts, self.tables) or ("" if due else _past(plan, self.facts, outcome.at_ms))
-        stale = "" if trouble else staleness(plan, self.tables) or self._conflict(plan, due)
+        trouble = misfit(plan, self.facts, self.tables)
+        late = "" if due else _past(plan, self.facts, outcome.at_ms)
+        stale = "" if trouble else late or staleness(plan, self.tables) or _renamed(plan, self.facts)
+        stale = stale or ("" if trouble else self._conflict(plan, due))
         # The moves fitted these versions when they were heard, and a version is one table.
         trouble = trouble or stale or ("" if due else _broken(plan, self.tables))
         return replace(outcome, state="refused", reason=trouble[:1000], stale=bool(stale)) if trouble else outcome
@@ -202,8 +211,12 @@ class _Course:
     def go_on(self) -> None:
         for number in sorted(self.live):
             outcome, plan = self.live[number], self.plans.get(number)
+            if number in self.facts.unread:
+                continue
             if plan is None:
                 self.note(replace(outcome, state="cancelled", reason="its command can no longer be read"))
+            elif outcome.state == "running" and _renamed(plan, self.facts):
+                self.note(replace(outcome, state="cancelled", reason=_renamed(plan, self.facts)))
             elif outcome.state == "running":
                 if self.facts.epoch > outcome.last + plan.gap:
                     self._round(outcome, plan)
@@ -245,6 +258,18 @@ def misfit(plan: MigrationPlan, facts: Facts, tables: Mapping[str, RoutingTable]
             return f"it gives step {step!r} 2**{bits} bins: give between 1 and 2**{MAX_BIN_BITS}"
     if plan.start.event_time is not None and facts.epoch > 0 and not set(plan.versions) & set(facts.watermarks):
         return f"it starts at an event time, and no step of {', '.join(sorted(plan.versions))} has event time"
+    return ""
+
+
+def _renamed(plan: MigrationPlan, facts: Facts) -> str:
+    """Why the name of the worker that a plan drains no longer means that worker; empty if it does."""
+    if plan.drains and plan.generation != facts.generation:
+        return (
+            f"worker {plan.drains[:40]!r} was one of driver {plan.generation}, and this is driver {facts.generation}, "
+            "whose workers have other names; plan again"
+        )
+    if plan.drains and facts.workers and plan.drains not in facts.workers:
+        return f"worker {plan.drains[:40]!r} is gone; there are {', '.join(sorted(facts.workers))}"
     return ""
 
 

@@ -40,6 +40,7 @@ class SparkExecutor:
         self._local = is_local(spark)
         self._workers: dict[str, str] = {}
         self._placed: dict[int, str] = {}
+        self._known: frozenset[str] = frozenset()
 
     def execute(self, task: EpochTask, slots: Sequence[SlotTask], records: DataFrame) -> tuple[list[Report], int]:
         try:
@@ -70,7 +71,8 @@ class SparkExecutor:
 
     def place(self, slots: Sequence[int], closing: Collection[str], closed: Collection[str]) -> dict[int, str]:
         workers = ["driver"] if self._local else self.workers()
-        self._placed = place(slots, workers, self._placed, closing, closed)
+        self._placed = place(slots, workers, self._placed, self._known, closing, closed)
+        self._known = frozenset(workers)
         return self._placed
 
     def places(self, slots: Sequence[int]) -> Places:

@@ -194,13 +194,13 @@ class Journal(JournalReader):
 
     # -- writing
 
-    def claim(self) -> None:
+    def claim(self, fetch_limit: int = 0) -> None:
         """Takes the store over: every older driver is fenced from here on."""
         for _ in range(64):
             generation = Generation(self.history.generation + 1)
             self._generation = generation
             try:
-                self.append(Claim(generation, f"{socket.gethostname()}:{os.getpid()}"))
+                self.append(Claim(generation, f"{socket.gethostname()}:{os.getpid()}", fetch_limit))
                 return
             except Fenced:  # another driver claimed at the same moment: read on and claim above it
                 self._forget()
@@ -392,6 +392,7 @@ def _encode_history(history: History) -> bytes:
         "control": history.control,
         "outcomes": history.outcomes,
         "workers": history.workers,
+        "fetch_limit": history.fetch_limit,
     }
     return msgspec.json.encode(flat)
 

@@ -29,22 +29,23 @@ def newest_rows(
     store: ObjectStore,
     cache: SegmentCache,
     pieces: Sequence[Piece],
-    span: Range,
+    within: Sequence[Range],
     drop_dead: bool,
     newer: StateRows | None = None,
     now: int | None = None,
 ) -> StateRows:
-    """The newest row of every key in a range, from pieces that are ordered newest first, and rows newer than all.
+    """The newest row of every key within ranges, from pieces that are ordered newest first, and rows newer than all.
 
     With `drop_dead`, tombstones are left out, and rows that have expired by `now`.
     """
     sources = [] if newer is None else [newer]
     for piece in pieces:
-        for segment, ranges in cache.open(store, _clipped(piece, span)):
+        parts: list[StateRows] = []
+        for segment, ranges in cache.open(store, _clipped(piece, within)):
             for part in ranges:
                 rows = segment.rows_in(part)
                 length = rows.stop - rows.start
-                sources.append(
+                parts.append(
                     StateRows(
                         segment.hashes[rows],
                         segment.keys.part(rows.start, length),
@@ -54,6 +55,8 @@ def newest_rows(
                         None if segment.until is None else segment.until[rows],
                     )
                 )
+        if parts:
+            sources.append(joined_rows(parts) if len(parts) > 1 else parts[0])
     everything = joined_rows(sources)
     if everything.keys.injective():
         newest = _overlaid([source.hashes for source in sources])
@@ -68,9 +71,9 @@ def newest_rows(
     return everything.take(newest)
 
 
-def _clipped(piece: Piece, span: Range) -> Piece:
-    """What counts of a piece in a range: no more of it is read."""
-    ranges = clip(piece.ranges, [span])
+def _clipped(piece: Piece, within: Sequence[Range]) -> Piece:
+    """What counts of a piece within ranges: no more of it is read."""
+    ranges = clip(piece.ranges, within)
     return piece if ranges == piece.ranges else Piece(piece.segment, ranges)
 
 
@@ -100,9 +103,9 @@ def _overlaid(sources: Sequence[Hashes]) -> Rows:
 
 
 def merge(store: ObjectStore, cache: SegmentCache, job: Job, maker: names.Maker, slot: int) -> Edit:
-    """Merges what lies in the job's range of its pieces and says how the manifest changes."""
-    rows = newest_rows(store, cache, job.pieces, job.range, drop_dead=job.bottom, now=job.now)
-    views = [view for piece in job.pieces for view, _ in cache.open(store, _clipped(piece, job.range))]
+    """Merges what lies in the job's ranges of its pieces and says how the manifest changes."""
+    rows = newest_rows(store, cache, job.pieces, job.ranges, drop_dead=job.bottom, now=job.now)
+    views = [view for piece in job.pieces for view, _ in cache.open(store, _clipped(piece, job.ranges))]
     outputs = write_segments(
         store,
         cache,
@@ -110,10 +113,10 @@ def merge(store: ObjectStore, cache: SegmentCache, job: Job, maker: names.Maker,
         maker,
         slot,
         max(piece.segment.order for piece in job.pieces),
-        coalesce([span for piece in job.pieces for span in clip(piece.ranges, [job.range])]),
+        coalesce([span for piece in job.pieces for span in clip(piece.ranges, job.ranges)]),
         rows,
         timers=any(piece.segment.span is not None for piece in job.pieces),
         filtered=any(view.filtered for view in views),
     )
-    inputs = tuple(Input(piece.segment.name, clip(piece.ranges, [job.range])) for piece in job.pieces)
-    return Edit(job.family, (job.range,), inputs, tuple(outputs))
+    inputs = tuple(Input(piece.segment.name, clip(piece.ranges, job.ranges)) for piece in job.pieces)
+    return Edit(job.family, job.ranges, inputs, tuple(outputs))

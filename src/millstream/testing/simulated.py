@@ -15,6 +15,7 @@ from __future__ import annotations
 import copy
 import pickle
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,7 @@ from typing import Any
 import pyarrow as pa
 
 from millstream.engine.delivery import read_productions
-from millstream.engine.driver import Driver, Observer, Options
+from millstream.engine.driver import Driver, Observer, Options, layout_of
 from millstream.engine.pending import pending_timers
 from millstream.engine.route import route
 from millstream.engine.spec import EpochTask, SlotTask, Spec
@@ -81,6 +82,7 @@ class InProcess:
         self._workers, self._cache_dir = workers, cache_dir
         self._seen: dict[str, ObjectStore] = {}
         self.placed: dict[int, str] = {}
+        self._known: frozenset[str] = frozenset()
 
     def execute(self, task: EpochTask, slots: Sequence[SlotTask], records: Any) -> tuple[list[Report], int]:
         before = self.crashes.next_stop()
@@ -107,7 +109,9 @@ class InProcess:
         return [report for one in hosted for report in one.reports], len(producers)
 
     def place(self, slots: Sequence[int], closing: Collection[str], closed: Collection[str]) -> dict[int, str]:
-        self.placed = place(slots, self._workers(), self.placed, closing, closed)
+        workers = self._workers()
+        self.placed = place(slots, workers, self.placed, self._known, closing, closed)
+        self._known = frozenset(workers)
         return self.placed
 
     def compact(self, jobs: Sequence[tuple[Job, Maker, int]]) -> list[Edit]:
@@ -313,7 +317,7 @@ class Simulated:
     def layout(self) -> Layout:
         """Where the state lies, for `millstream.protocol.planner` to make plans from."""
         history = self.driver.journal.history
-        return Layout(self.driver.journal.store_id, self.driver.tables, history.manifest, history.workers)
+        return replace(layout_of(self.driver.journal.store_id, history), tables=self.driver.tables)
 
     def apply(self, plan: MigrationPlan) -> int:
         """Sends a plan as a command, which the next epochs carry out; its number."""
