@@ -41,6 +41,9 @@ NAMES = {
 NOISE = 0.8
 """A migration cannot shorten latencies: a ratio below it only says that the steady time was not steady."""
 
+COLD = 0.5
+"""The share of what moved that must have been fetched for a migration to count as one to cold caches."""
+
 
 @dataclass(frozen=True)
 class Leg:
@@ -164,6 +167,10 @@ def of(runs: Sequence[Run], scenario: str, strategy: str, leg: str = "", sweep: 
         failed = [run["failed"] for run in runs if "failed" in run and run["asked"]["scenario"] == scenario]
         reason = " ".join(str(failed[-1]).split())[:160] if failed else "not measured"
         raise NoRatio(f"{scenario}, {strategy}: {reason}")
+    for each in found:
+        moved, fetched = each.facts["plan"]["bytes"], each.fetched_bytes
+        if fetched < COLD * moved:
+            raise NoRatio(f"{each.name}, {strategy}: {size_text(moved)} moved, {size_text(fetched)} fetched: not cold")
     return found
 
 

@@ -11,6 +11,8 @@ Rules
 - Ticks are handed over in order and Spark reads all there are, so the numbers of epochs' records, added up, say which
   records those are.
 - While state is filled there is no clock: a chunk of new keys is handed over when the one before has been committed.
+- Each feed draws other keys (`seed`): those that an earlier one has drawn are in small, young segments, where they are
+  found without a look at the rest of the state.
 - A feed goes on where the checkpoint of another one has ended: `offset` is what Spark counts, the calls so far.
 """
 
@@ -30,9 +32,9 @@ PARTITIONS = 2
 class Feed:
     """Hands numbers to Spark. Times are `time.monotonic`; those of records are seconds after `start`."""
 
-    def __init__(self, spark: SparkSession, rate: float, offset: int = -1) -> None:
+    def __init__(self, spark: SparkSession, rate: float, offset: int = -1, seed: int = 0) -> None:
         self._jvm: Any = spark.sparkContext._jvm
-        self._spark = spark
+        self._spark, self._seed = spark, seed
         self.per_tick = max(1, round(rate * TICK_S))
         self.rate = self.per_tick / TICK_S
         jvm: Any = self._jvm
@@ -58,7 +60,7 @@ class Feed:
         first = sql.when(tick, sql.col("value") * self.per_tick).otherwise((-sql.col("value") - 1) * size)
         count = sql.when(tick, sql.lit(self.per_tick)).otherwise(size)
         numbered = handed.select(tick.alias("tick"), sql.explode(sql.sequence(first, first + count - 1)).alias("n"))
-        drawn = sql.pmod(sql.xxhash64("n"), sql.lit(max(1, keys)))
+        drawn = sql.pmod(sql.xxhash64("n", sql.lit(self._seed)), sql.lit(max(1, keys)))
         return numbered.select(sql.when(sql.col("tick"), drawn).otherwise(sql.col("n")).cast("long").alias("k"))
 
     def fill(self, chunks: range) -> None:

@@ -180,7 +180,7 @@ class Rig:
         """Measures a leg, and then prepares the next one."""
         trial, commits = self.trial, {}
         with self.session() as spark:
-            feed = Feed(spark, trial.rate, self.offset)
+            feed = Feed(spark, trial.rate, self.offset, self.steps_done)
 
             def observe(moment: str, epoch: int) -> None:
                 if moment == "committed":

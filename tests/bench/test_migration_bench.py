@@ -39,7 +39,7 @@ def a_leg(strategy: str, stall_s: float, rounds: int, name: str = "back", peak: 
     return {
         "leg": name, "strategy": strategy, "rate": RATE,
         "phases": {"warm": 0.0, "steady": 5.0, "migration": 25.0, "migrated": migrated, "end": now},
-        "plan": {"text": "a plan", "bytes": 10**7, "bins": rounds, "rounds": rounds, "epochs": rounds},
+        "plan": {"text": "a plan", "bytes": rounds * 10**6, "bins": rounds, "rounds": rounds, "epochs": rounds},
         "epochs": epochs, "memory": memory, "state_bytes": 8 * 10**8,
     }  # fmt: skip
 
@@ -121,6 +121,14 @@ def test_what_was_not_measured_or_failed_has_no_ratio_and_says_why() -> None:
     assert verdicts[1] == "no result: half, batched: no room"
     with pytest.raises(NoRatio):
         migration_report.of([], "half", "batched")
+
+
+def test_a_migration_to_a_warm_cache_gives_no_verdict() -> None:
+    warm = a_leg("batched", 0.1, 4)
+    for epoch in warm["epochs"]:
+        epoch[6] //= 10
+    verdict = judged([a_run(ASKED.trial("half"), warm)])[1].verdict
+    assert verdict == "no result: back, batched: 4 MB moved, 0 MB fetched: not cold"
 
 
 def test_a_steady_time_that_was_not_steady_gives_no_verdict() -> None:
