@@ -199,7 +199,7 @@ class LiveDisplay:
         self._ended: float | None = None
         self._happenings: list[tuple[float, str, str]] = []
         self._latest: Progress | None = None
-        self._down = False
+        self._down = self._has_moved = False
         self._driver = Text("not started yet")
         self._times_ms: list[float | None] = []
         """The time of each epoch, in the order in which they were run; None for one that was killed."""
@@ -223,6 +223,7 @@ class LiveDisplay:
 
     def progress(self, progress: Progress) -> None:
         self._latest, self._down = progress, False
+        self._has_moved = self._has_moved or progress.moving is not None
         self._times_ms.append(progress.epoch_ms)
 
     def killed(self) -> None:
@@ -313,15 +314,19 @@ class LiveDisplay:
             latency = Text(("-" if self._down else f"{latest.epoch_ms:,.0f} ms").ljust(10))
             latency.append_text(self._strip(room - 10))
             state = Text(f"{shorten_bytes(latest.state_bytes)} in {latest.segments} segments, {latest.slots} slots")
-        moving = latest.moving if latest is not None else None
-        return [
+        facts: list[tuple[str, RenderableType]] = [
             ("epochs", bar),
             ("records", records),
             ("latency", latency),
             ("state", state),
-            ("moving", self._bar(moving.done, moving.rounds, str(moving), room) if moving else Text("-", style="dim")),
             ("driver", self._driver),
         ]
+        moving = latest.moving if latest is not None else None
+        if moving is not None:
+            facts.insert(4, ("moving", self._bar(moving.done, moving.rounds, str(moving), room)))
+        elif self._has_moved:  # or the picture would change its height once more
+            facts.insert(4, ("moving", Text("-", style="dim")))
+        return facts
 
     def _bar(self, done: int, total: int, text: str, room: int) -> Table:
         bar = Table.grid(padding=(0, 1))
