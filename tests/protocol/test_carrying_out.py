@@ -96,7 +96,7 @@ class Query:
     def run(self, *asks: MigrationPlan | Cancel) -> None:
         facts = Facts(
             store="mine",
-            generation=1,
+            generation=0,
             epoch=self.epoch,
             clock_ms=self.epoch * SECOND,
             tables=self.tables,
