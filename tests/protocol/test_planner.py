@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -499,3 +500,19 @@ def test_a_slot_that_owns_nothing_has_nothing_to_give() -> None:
     with pytest.raises(UserError, match="slot 1 owns nothing; what there is lies at 0, 2"):
         plan_move(layout, slots=1, to=0)
     assert plan_move(layout, slots=0, to=1).bins == BINS // 2, "but it can receive"
+
+
+@pytest.mark.parametrize(
+    ("wrong", "text"),
+    [
+        (lambda layout: plan_move(layout, to=None, bins=1), "to=None: expected a whole number, or several"),
+        (lambda layout: plan_move(layout, to=1, bins=1.5), "bins=1.5: expected a whole number, or several"),
+        (lambda layout: plan_rescale(layout, 3, steps=5), "steps=5: expected the name of a step, or several"),
+        (lambda layout: plan_rescale(layout, 3, steps=[["a"]]), "no step"),
+        (lambda layout: plan_drain(layout, ["1"]), "no worker"),
+    ],
+)
+def test_what_is_not_even_of_the_right_type_is_refused_with_a_text(wrong: Any, text: str) -> None:
+    layout = Layout("mine", {"a": RoutingTable.even(2, 4)}, placement={"0": [0], "1": [1]})
+    with pytest.raises(UserError, match=re.escape(text)):
+        wrong(layout)

@@ -60,10 +60,12 @@ class Handle:
         cancel: Callable[[int], Handle],
         plan: MigrationPlan | None = None,
         ended: Callable[[], str] = lambda: "",
+        may_wait: Callable[[], None] = lambda: None,
     ) -> None:
-        """`look` reads the journal, and `ended` says why nobody will go on with it, if that is known."""
+        """`look` reads the journal, `ended` says why nobody will go on with it, if that is known, and `may_wait` raises
+        where one would wait for oneself."""
         self.number, self.plan = number, plan
-        self._look, self._cancel, self._ended = look, cancel, ended
+        self._look, self._cancel, self._ended, self._may_wait = look, cancel, ended, may_wait
 
     def __repr__(self) -> str:
         return f"<Handle of command {self.number}: {self.progress()}>"
@@ -85,6 +87,7 @@ class Handle:
         it was refused for what it says; `TimeoutError` if it is not over after `timeout` seconds. In that case it
         stays in the control log, and goes on, or is heard by the next driver.
         """
+        self._may_wait()
         deadline = None if timeout is None else time.monotonic() + timeout
         first = history = self._look()
         pause = _FIRST_POLL_S

@@ -364,6 +364,9 @@ class RunningQuery(Verbs):
     def _store_id(self) -> str:
         return self._driver.journal.store_id
 
+    def _may_wait(self) -> None:
+        self._refuse_inside("wait()")
+
     def _ended(self) -> str:
         if self._stopping:
             return f"the query {self.name!r} is being stopped"

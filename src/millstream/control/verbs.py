@@ -11,7 +11,7 @@ Rules
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
 from typing import Literal
 
@@ -58,6 +58,9 @@ class Verbs:
     def _ended(self) -> str:
         """Why nobody will hear a command, if that is known."""
         return ""
+
+    def _may_wait(self) -> None:
+        """Raises where waiting for a command would be waiting for oneself."""
 
     # -- planning
 
@@ -217,7 +220,7 @@ class Verbs:
         return self._send(verb, ask, self._look())
 
     def _handle(self, number: int, plan: MigrationPlan | None = None) -> Handle:
-        return Handle(number, self._look, self.cancel, plan, self._ended)
+        return Handle(number, self._look, self.cancel, plan, self._ended, self._may_wait)
 
     def _begin(self, strategy: Strategy, at: When) -> tuple[History, Start]:
         """The history that a plan is made from, and when the plan starts."""
@@ -255,6 +258,8 @@ def start_of(at: When, history: History) -> Start:
 def _ranges(given: Span | Sequence[Span] | None) -> list[Range] | None:
     if given is None:
         return None
+    if not isinstance(given, Range | Iterable):
+        raise UserError(f"ranges={given!r}: give pairs of points, such as (0, 2**63 - 1)")
     several = [given] if isinstance(given, Range) or _is_pair(given) else list(given)
     found = []
     for each in several:
@@ -268,4 +273,4 @@ def _ranges(given: Span | Sequence[Span] | None) -> list[Range] | None:
 
 
 def _is_pair(given: object) -> bool:
-    return isinstance(given, tuple) and len(given) == 2 and all(isinstance(point, int) for point in given)
+    return isinstance(given, tuple) and len(given) == 2 and all(type(point) is int for point in given)

@@ -14,7 +14,7 @@ Rules
 from __future__ import annotations
 
 import heapq
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise, repeat
 
@@ -140,7 +140,7 @@ def plan_drain(
 
     Even in bytes, or if there is no state yet, in width.
     """
-    if worker not in layout.placement:
+    if not isinstance(worker, str) or worker not in layout.placement:
         raise UserError(f"no worker {worker!r}; the query runs on {_list(sorted(layout.placement)) or 'none'}")
     if len(layout.placement) == 1:
         raise UserError(f"worker {worker!r} is the only one: add another, then drain it")
@@ -312,11 +312,13 @@ class _Cells:
 def _steps(layout: Layout, steps: Steps) -> list[str]:
     if not layout.tables:
         raise UserError("the query has no step with state; there is nothing to move")
+    if steps is not None and not isinstance(steps, Iterable):
+        raise UserError(f"steps={steps!r}: expected the name of a step, or several")
     names = list(layout.tables) if steps is None else [steps] if isinstance(steps, str) else list(steps)
     if not names:
         raise UserError(f"no step was named; give some of {_list(sorted(layout.tables))}, or none for all")
     for name in names:
-        if name not in layout.tables:
+        if not isinstance(name, str) or name not in layout.tables:
             raise UserError(f"no step {name!r}; the query has {_list(sorted(layout.tables))}")
     return list(dict.fromkeys(names))
 
@@ -600,6 +602,8 @@ def _whole(name: str, value: object, least: int) -> None:
 
 
 def _listed(name: str, value: int | Sequence[int]) -> list[int]:
+    if isinstance(value, str) or not isinstance(value, int | Iterable):
+        raise UserError(f"{name}={value!r}: expected a whole number, or several")
     numbers = [value] if isinstance(value, int) else list(value)
     for number in numbers:
         _whole(name, number, 0)
