@@ -72,9 +72,6 @@ def one_move(first: int, last: int, origin: int, target: int, step: str = "count
         (replace(GOOD, bin_bits={"cuont": 3}), "no step 'cuont'"),
         (replace(GOOD, bin_bits={"join": 3}), "whose version the plan does not give"),
         (replace(GOOD, bin_bits={"count": 33}), "2**33 bins"),
-        (replace(GOOD, start=Start(epoch=9)), "epoch 9, which is past: the next one is 10"),
-        (replace(GOOD, start=Start(clock_ms=99 * HOUR_MS)), "3,600.0 s in the past"),
-        (replace(GOOD, start=Start(event_time=4_000_000)), "the watermark is 1.0 s beyond it"),
         (replace(one_move(0, 9, 0, 1, "join")), "whose version the plan does not give"),
         (one_move(0, 9, 0, -1), "slot -1, which cannot be: there are 2"),
         (one_move(0, 9, 0, 10**12), "slot 1000000000000, which cannot be"),
@@ -182,3 +179,18 @@ def test_no_command_breaks_a_decision(asks: list[MigrationPlan | Cancel | None])
         live = {number: plan for number, plan in plans.items() if not outcomes[number].over}
         at = facts(epoch=epoch + 1, tables=steering.tables, outcomes=outcomes, plans=live, control=steering.control)
     assert sorted(at.outcomes) == list(range(len(asks)))
+
+
+@pytest.mark.parametrize(
+    ("start", "reason"),
+    [
+        (Start(epoch=9), "epoch 9, which is past: the next one is 10"),
+        (Start(clock_ms=99 * HOUR_MS), "3,600.0 s in the past"),
+        (Start(event_time=4_000_000), "the watermark is 1.0 s beyond it"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_a_start_that_has_passed_is_refused_and_another_plan_can_help(start: Start, reason: str) -> None:
+    outcome = refusal(replace(GOOD, start=start))
+    assert reason in outcome.reason
+    assert outcome.stale
