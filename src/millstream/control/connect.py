@@ -18,14 +18,11 @@ import pyarrow as pa
 from millstream.control.overview import Overview, Pulse, live, overview_of
 from millstream.control.verbs import Verbs
 from millstream.engine.described import described_graph
-from millstream.engine.driver import layout_of
 from millstream.engine.spec import Spec
-from millstream.engine.state import read_state
+from millstream.engine.state import chosen_state, read_state
 from millstream.errors import DamagedObject, StoreUnavailable, UserError
-from millstream.model.graph import Graph, Step
 from millstream.protocol.epochs import Epoch, History
 from millstream.protocol.migration import MigrationPlan
-from millstream.protocol.planner import Layout
 from millstream.protocol.steering import Cancel
 from millstream.store import names
 from millstream.store.control_log import ControlLog
@@ -114,7 +111,7 @@ class Control(Verbs):
         if history.graph is None:
             raise UserError("no epoch has been committed yet, so there is no state")
         graph = described_graph(history.graph)
-        chosen, name = _chosen(graph, step, state)
+        chosen, name = chosen_state(graph, step, state)
         if epoch is not None and epoch != history.epoch:
             history = self._history_at(epoch, history)
         store = self._reader.store
@@ -133,9 +130,6 @@ class Control(Verbs):
         with self._looking:  # several threads may wait for handles
             self._reader.follow()
             return self._reader.history
-
-    def _layout(self, history: History) -> Layout:
-        return layout_of(self._reader.store_id, history)
 
     def _send(self, verb: str, ask: MigrationPlan | Cancel, history: History) -> int:
         return self._log.send(verb, ask, history.control)
@@ -159,18 +153,3 @@ class Control(Verbs):
             if epoch >= oldest:
                 raise
             raise UserError(f"epoch {epoch} is no longer retained; epochs from {oldest} on are") from None
-
-
-def _chosen(graph: Graph, step: str, state: str | None) -> tuple[Step, str]:
-    """The step and the state that are meant."""
-    chosen = next((item for item in graph.steps if item.name == step), None)
-    if chosen is None:
-        raise UserError(f"no step {step!r}; the query has {', '.join(item.name for item in graph.steps)}")
-    if not chosen.states:
-        raise UserError(f"step {step!r} declares no state")
-    if state is None and len(chosen.states) > 1:
-        raise UserError(f"step {step!r} declares several states: say which of {', '.join(chosen.states)}")
-    name = state or next(iter(chosen.states))
-    if name not in chosen.states:
-        raise UserError(f"step {step!r} declares no state {name!r}; it has {', '.join(chosen.states)}")
-    return chosen, name

@@ -29,13 +29,13 @@ from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 from millstream.control.verbs import Verbs
-from millstream.engine.driver import Driver, EpochFacts, layout_of, live_slots
+from millstream.engine.driver import Driver, EpochFacts, live_slots
 from millstream.engine.pending import pending_timers
+from millstream.engine.state import chosen_state
 from millstream.errors import DamagedObject, Fenced, MillstreamError, UserError
 from millstream.model.times import moment
 from millstream.protocol.epochs import Epoch, History
 from millstream.protocol.migration import MigrationPlan
-from millstream.protocol.planner import Layout
 from millstream.protocol.steering import Cancel
 from millstream.spark.checkpoint import offsets_digest, query_id
 from millstream.spark.frames import state_frame
@@ -334,16 +334,7 @@ class RunningQuery(Verbs):
         as pickled bytes, in a column of type binary.
         """
         graph, history = self._driver.graph, self._driver.journal.history
-        chosen = next((item for item in graph.steps if item.name == step), None)
-        if chosen is None:
-            raise UserError(f"no step {step!r}; the query has {', '.join(item.name for item in graph.steps)}")
-        if not chosen.states:
-            raise UserError(f"step {step!r} declares no state")
-        if state is None and len(chosen.states) > 1:
-            raise UserError(f"step {step!r} declares several states: say which of {', '.join(chosen.states)}")
-        name = state or next(iter(chosen.states))
-        if name not in chosen.states:
-            raise UserError(f"step {step!r} declares no state {name!r}; it has {', '.join(chosen.states)}")
+        chosen, name = chosen_state(graph, step, state)
         if epoch is not None and not max(0, history.oldest) <= epoch <= history.epoch:
             raise UserError(f"epoch {epoch} is not retained; epochs {max(0, history.oldest)}..{history.epoch} are")
         if epoch is not None and epoch != history.epoch:
@@ -354,9 +345,6 @@ class RunningQuery(Verbs):
 
     def _look(self) -> History:
         return self._driver.journal.history
-
-    def _layout(self, history: History) -> Layout:
-        return layout_of(self._store_id(), history)
 
     def _send(self, verb: str, ask: MigrationPlan | Cancel, history: History) -> int:
         return self._driver.listener.log.send(verb, ask, history.control)

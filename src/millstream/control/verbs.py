@@ -16,6 +16,7 @@ from datetime import UTC, datetime
 from typing import Literal
 
 from millstream.control.handle import Handle
+from millstream.engine.driver import layout_of
 from millstream.errors import UserError
 from millstream.model.times import micros
 from millstream.protocol import planner
@@ -42,10 +43,6 @@ class Verbs:
 
     def _look(self) -> History:
         """The journal's sum, as of now."""
-        raise NotImplementedError
-
-    def _layout(self, history: History) -> Layout:
-        """Where state lies, as of a history."""
         raise NotImplementedError
 
     def _send(self, verb: str, ask: MigrationPlan | Cancel, history: History) -> int:
@@ -212,6 +209,10 @@ class Verbs:
         return [outcomes[number] for number in sorted(outcomes)]
 
     # -- inside
+
+    def _layout(self, history: History) -> Layout:
+        """Where state lies, as of a history."""
+        return layout_of(self._store_id(), history)
 
     def _sent(self, verb: str, ask: MigrationPlan | Cancel) -> int:
         ended = self._ended()

@@ -13,7 +13,8 @@ from itertools import pairwise
 
 import pyarrow as pa
 
-from millstream.model.graph import Step
+from millstream.errors import UserError
+from millstream.model.graph import Graph, Step
 from millstream.model.times import EVENT_TIME
 from millstream.protocol.epochs import History
 from millstream.protocol.keyspace import LAST, Range, clip
@@ -79,3 +80,18 @@ def read_state(store: ObjectStore, step: Step, state: str, history: History) -> 
             yield read_part(store, schema, span, pieces, now)
 
     return pa.Table.from_batches(batches(), schema=schema)
+
+
+def chosen_state(graph: Graph, step: str, state: str | None) -> tuple[Step, str]:
+    """The step and the state that are meant."""
+    chosen = next((item for item in graph.steps if item.name == step), None)
+    if chosen is None:
+        raise UserError(f"no step {step!r}; the query has {', '.join(item.name for item in graph.steps)}")
+    if not chosen.states:
+        raise UserError(f"step {step!r} declares no state")
+    if state is None and len(chosen.states) > 1:
+        raise UserError(f"step {step!r} declares several states: say which of {', '.join(chosen.states)}")
+    name = state or next(iter(chosen.states))
+    if name not in chosen.states:
+        raise UserError(f"step {step!r} declares no state {name!r}; it has {', '.join(chosen.states)}")
+    return chosen, name
