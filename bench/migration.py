@@ -14,7 +14,9 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import shutil
 import signal
+import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -53,6 +55,7 @@ class Asked:
     warm_s: float
     hold_s: float
     spark_share: float
+    bases: str = ""
 
     def trial(self, scenario: str, strategies: Sequence[str] | None = None, **changes: Any) -> Trial:
         """A trial of a scenario, with these options but for some."""
@@ -70,6 +73,7 @@ class Asked:
             "fetch_limit": self.fetch_limit,
             "warm_s": self.warm_s,
             "hold_s": self.hold_s,
+            "bases": self.bases,
         }
         return Trial(**{**given, **changes})
 
@@ -218,7 +222,7 @@ def _names(context: click.Context, option: click.Parameter, given: str, known: S
     type=click.IntRange(0),
     default=125_000_000,
     show_default=True,
-    help="Bytes a second that each worker may fetch from the store; 0 for no limit.",
+    help="Bytes a second that all workers together may fetch from the store; 0 for no limit.",
 )
 @click.option(
     "--warm", "warm_s", type=float, default=25.0, show_default=True, help="Seconds of records before anything counts."
@@ -275,8 +279,9 @@ def main(
         return
     if quick:
         state_mb, bins, warm_s, hold_s, rounds, rate = min(state_mb, 12), min(bins, 32), 5.0, 5.0, 1, min(rate, 5_000)
+    bases = tempfile.mkdtemp(prefix="millstream-bench-filled-")
     asked = Asked(
-        strategies, bins, batch, rate, state_mb * 1_000_000, workers, fetch_limit, warm_s, hold_s, spark_share
+        strategies, bins, batch, rate, state_mb * 1_000_000, workers, fetch_limit, warm_s, hold_s, spark_share, bases
     )
     facts = {"benchmark": "migration", "quick": quick, "machine": machine(), "asked": dataclasses.asdict(asked)}
     show_facts(console, facts)
@@ -306,6 +311,8 @@ def main(
         facts["interrupted"] = True
         save(path, facts, runs)
         console.print("Stopped; what has been measured is kept.")
+    finally:
+        shutil.rmtree(bases, ignore_errors=True)
     _finish(console, facts, runs, publish or RESULTS, path.stem)
     console.print(f"Numbers: {path}", highlight=False)
     if any("failed" in run for run in runs):

@@ -15,6 +15,8 @@ How it measures
   and the commit of each epoch, and when each phase began; `bench.migration_report` makes numbers of it.
 - `steady` and `after` together last at least as long as the migration: "steady" is judged over an equal time.
 - The answer is checked at the end of a trial: the counts in the state add up to the records that were handed over.
+- A store that has been filled is kept for later trials (`Trial.bases`), which begin with links to its objects; one of
+  more state, or of more bins, goes on from the largest that is there.
 """
 
 from __future__ import annotations
@@ -44,6 +46,8 @@ from bench.resident import Sampler
 
 EXECUTOR_MB = 900
 CHUNK = 250_000
+PER_EPOCH = 4
+"""Chunks that an epoch fills state with."""
 BYTES_PER_KEY = 24
 _WAIT_S = 1800.0
 _SETTLE_S = 300.0
@@ -69,6 +73,8 @@ class Trial:
     hold_s: float
     sweep: str = ""
     """Which sweep it is a point of; empty if none."""
+    bases: str = ""
+    """Where filled stores are kept for other trials; empty for nowhere."""
 
 
 STRATEGIES: dict[str, Callable[[Trial], Any]] = {
@@ -149,32 +155,68 @@ class Rig:
                 running.apply(plan).wait(_WAIT_S)
 
     def fill(self, first: Leg) -> Found:
-        """Fills the state with new keys, a few chunks an epoch, up to the wanted size."""
-        begun = time.monotonic()
+        """Fills the state with new keys, a few chunks an epoch, up to the wanted size, or goes on with what an earlier
+        trial has filled."""
+        begun, trial, told = time.monotonic(), self.trial, self._take_base()
+        if not told or (told["asked_bytes"], told["bins"]) != (trial.state_bytes, trial.bins):
+            told = self._fill_on(first, told)
+            self._keep_base(told)
+        self.keys = self.records = told["keys"]
+        self.offset = told["offset"]
         with self.session() as spark:
-            feed = Feed(spark, self.trial.rate)
-            running = self.start(spark, feed, first.slots)
-            chunks, size, seen = 0, 0, dict[int, Any]()
-            most = 4 + 2 * self.trial.state_bytes // (BYTES_PER_KEY * CHUNK)
-            while size < self.trial.state_bytes:
-                if chunks > most:
-                    raise RuntimeError(f"{chunks * CHUNK} keys take {size} bytes only, of {self.trial.state_bytes}")
-                feed.fill(range(chunks, chunks + 2))
-                chunks += 2
-                self._until(running, partial(_has_counted, running, seen, chunks * CHUNK))
-                size = running.status().state_bytes
-            self.keys = self.records = chunks * CHUNK
+            running = self.start(spark, Feed(spark, trial.rate, self.offset), first.slots)
             self.prepare(running, first)
-            status = running.status()
-            self.offset = feed.offset
             running.stop()
-        full = [facts for facts in seen.values() if facts.records.get("count", 0) == 2 * CHUNK]
+        return {**told, "seconds": time.monotonic() - begun}
+
+    def _fill_on(self, first: Leg, base: Found) -> Found:
+        """Goes on filling; what there is to say of the store then."""
+        begun, trial = time.monotonic(), self.trial
+        chunks, size, seen = base.get("keys", 0) // CHUNK, base.get("state_bytes", 0), dict[int, Any]()
+        already = chunks * CHUNK
+        with self.session() as spark:
+            feed = Feed(spark, trial.rate, base.get("offset", -1))
+            running = self.start(spark, feed, first.slots)
+            if base and base["bins"] != trial.bins:
+                running.apply(running.plan_bins(trial.bins)).wait(_WAIT_S)
+            most = 4 + 2 * trial.state_bytes // (BYTES_PER_KEY * CHUNK)
+            while size < trial.state_bytes:
+                if chunks > most:
+                    raise RuntimeError(f"{chunks * CHUNK} keys take {size} bytes only, of {trial.state_bytes}")
+                feed.fill(range(chunks, chunks + PER_EPOCH))
+                chunks += PER_EPOCH
+                self._until(running, partial(_has_counted, running, seen, chunks * CHUNK - already))
+                size = running.status().state_bytes
+            running.stop()
+        full = [facts for facts in seen.values() if facts.records.get("count", 0) == PER_EPOCH * CHUNK]
+        per_record = [facts.duration_ms * 1e6 / (PER_EPOCH * CHUNK) for facts in full]
         return {
-            "keys": self.keys,
-            "state_bytes": status.state_bytes,
-            "seconds": time.monotonic() - begun,
-            "epoch_ns_per_record": statistics.median(facts.duration_ms * 1e6 / (2 * CHUNK) for facts in full),
+            "keys": chunks * CHUNK,
+            "state_bytes": size,
+            "asked_bytes": trial.state_bytes,
+            "bins": trial.bins,
+            "offset": feed.offset,
+            "filled_s": base.get("filled_s", 0.0) + time.monotonic() - begun,
+            "epoch_ns_per_record": statistics.median(per_record) if per_record else base["epoch_ns_per_record"],
         }
+
+    def _take_base(self) -> Found:
+        """Begins with the largest kept store that is not too large; what is known of it, nothing if there is none."""
+        kept = [json.loads(path.read_text()) for path in Path(self.trial.bases or "none").glob("*.json")]
+        fits = [
+            told for told in kept if told["asked_bytes"] <= self.trial.state_bytes and told["bins"] <= self.trial.bins
+        ]
+        if not fits:
+            return {}
+        best = max(fits, key=lambda told: (told["asked_bytes"], told["bins"]))
+        _link(Path(self.trial.bases) / _base_name(best), self.folder / "store")
+        return dict(best)
+
+    def _keep_base(self, told: Found) -> None:
+        if self.trial.bases:
+            base = Path(self.trial.bases) / _base_name(told)
+            _link(self.folder / "store", base)
+            base.with_name(f"{base.name}.json").write_text(json.dumps(told))
 
     def leg(self, leg: Leg, strategy: str, following: Leg | None) -> Found:
         """Measures a leg, and then prepares the next one."""
@@ -276,6 +318,15 @@ def settled(rows: list[list[Any]], rate: float) -> bool:
     return all(row[4] - row[1] / rate <= 2.5 * between for row in last[1:])
 
 
+def _base_name(told: Found) -> str:
+    return f"{told['asked_bytes']}-{told['bins']}"
+
+
+def _link(source: Path, target: Path) -> None:
+    """A copy without its bytes: neither a store nor Spark's checkpoint ever changes a file in place."""
+    shutil.copytree(source, target, copy_function=os.link)
+
+
 def _since(seen: dict[int, Any], first: int) -> list[Any]:
     return [seen[number] for number in sorted(seen) if number >= first]
 
@@ -313,9 +364,10 @@ def cache_settings(trial: Trial, folder: Path) -> tuple[dict[str, Any], str]:
         return {}, "none (no worker caches in this version)"
     if not trial.fetch_limit:
         return {"cache_dir": str(folder / "caches")}, "not limited"
+    each = max(1, trial.fetch_limit // trial.workers)
     return (
-        {"cache_dir": str(folder / "caches"), "fetch_limit": trial.fetch_limit},
-        f"up to {trial.fetch_limit / 1e6:,.0f} MB/s per worker",
+        {"cache_dir": str(folder / "caches"), "fetch_limit": each},
+        f"up to {trial.fetch_limit / 1e6:,.0f} MB/s in all, {each / 1e6:,.0f} per worker",
     )
 
 

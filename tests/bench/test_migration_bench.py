@@ -17,7 +17,7 @@ from bench.migration_pictures import draw
 from bench.migration_report import MIGRATION_TARGETS, Leg, judged, legs_of
 from bench.race import Run
 from bench.report import NoRatio
-from bench.trials import settled
+from bench.trials import Rig, cache_settings, settled
 
 RATE = 1000.0
 ASKED = migration.Asked(("all-at-once", "fluid", "batched", "matched"), 256, 4, RATE, 8 * 10**8, 4, 10**8, 5, 20, 1.0)
@@ -160,6 +160,28 @@ def test_a_sweep_goes_up_to_what_is_asked_for_and_keeps_the_size_of_a_bin() -> N
     ]
     assert {trial.bins for trial in migration.sweep_trials(ASKED, "state", ())} == {256}
     assert {trial.state_bytes for trial in migration.sweep_trials(ASKED, "bins", ())} == {8 * 10**8}
+
+
+def test_a_trial_goes_on_from_the_largest_kept_store_that_is_not_too_large(tmp_path: Path) -> None:
+    (tmp_path / "bases").mkdir()
+    for folder, (size, bins) in enumerate([(10**8, 32), (2 * 10**8, 64), (10**9, 64), (10**8, 512)]):
+        rig = Rig(ASKED.trial("half", bases=str(tmp_path / "bases")), tmp_path / str(folder))
+        (rig.folder / "store").mkdir(parents=True)
+        (rig.folder / "store" / "object").write_text(f"{size}")
+        rig._keep_base({"asked_bytes": size, "bins": bins})
+    for wanted, bins, found in ((4 * 10**8, 256, 2 * 10**8), (10**8, 64, 10**8), (10**9, 64, 10**9), (10**7, 64, None)):
+        trial = ASKED.trial("half", bases=str(tmp_path / "bases"), state_bytes=wanted, bins=bins)
+        rig = Rig(trial, tmp_path / f"of-{wanted}")
+        rig.folder.mkdir()
+        assert rig._take_base().get("asked_bytes") == found
+        assert (rig.folder / "store").exists() == (found is not None)
+    assert Rig(ASKED.trial("half"), tmp_path)._take_base() == {}
+
+
+def test_the_limit_of_fetches_is_one_for_all_workers(tmp_path: Path) -> None:
+    settings, told = cache_settings(ASKED.trial("half", fetch_limit=125_000_000), tmp_path)
+    assert settings["fetch_limit"] == 31_250_000
+    assert told == "up to 125 MB/s in all, 31 per worker"
 
 
 def test_each_round_begins_with_another_strategy() -> None:
