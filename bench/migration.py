@@ -37,7 +37,6 @@ from bench.trials import STRATEGIES, Trial
 
 PARTS = ("half", "rescale", "drain", "sweep", "spark", "planning", "routing")
 SWEEPS = ("state", "bins", "both")
-STEPS = (1, 2, 4, 8)
 _MAIN = "from bench.trials import main; main()"
 
 
@@ -56,6 +55,7 @@ class Asked:
     hold_s: float
     spark_share: float
     bases: str = ""
+    steps: tuple[int, ...] = (1, 2, 4, 8)
 
     def trial(self, scenario: str, strategies: Sequence[str] | None = None, **changes: Any) -> Trial:
         """A trial of a scenario, with these options but for some."""
@@ -94,8 +94,8 @@ def trials(asked: Asked, parts: Sequence[str], sweeps: Sequence[str], round_: in
 def sweep_trials(asked: Asked, sweep: str, strategies: Sequence[str]) -> list[Trial]:
     """The points of a sweep, up to the state and the bins that are asked for. A batch is as many bins at each point."""
     found = []
-    for step in STEPS:
-        part = STEPS[-1] // step
+    for step in asked.steps:
+        part = asked.steps[-1] // step
         state = asked.state_bytes // part if sweep in ("state", "both") else asked.state_bytes
         bins = max(asked.workers * 4, asked.bins // part) if sweep in ("bins", "both") else asked.bins
         label = f"{sweep}: {state / 1e6:,.0f} MB, {bins:,} bins"
@@ -183,6 +183,16 @@ def _names(context: click.Context, option: click.Parameter, given: str, known: S
     return asked
 
 
+def _steps(context: click.Context, option: click.Parameter, given: str) -> tuple[int, ...]:
+    try:
+        steps = tuple(int(step) for step in given.split(","))
+    except ValueError:
+        steps = ()
+    if not steps or any(step < 1 or step & (step - 1) for step in steps) or list(steps) != sorted(set(steps)):
+        raise click.BadParameter(f"{given!r}; give growing powers of two, as in 1,2,4,8", context, option)
+    return steps
+
+
 @click.command()
 @click.option(
     "--only",
@@ -205,6 +215,13 @@ def _names(context: click.Context, option: click.Parameter, given: str, known: S
     show_default=True,
     callback=lambda c, o, v: _names(c, o, v, SWEEPS),
     help="What the part `sweep` varies: state, bins, both.",
+)
+@click.option(
+    "--steps",
+    default="1,2,4,8",
+    show_default=True,
+    callback=lambda c, o, v: _steps(c, o, v),
+    help="The points of a sweep, the last of which has the state and the bins that are asked for.",
 )
 @click.option("--state-mb", type=click.IntRange(1), default=1000, show_default=True, help="The size of the state.")
 @click.option("--bins", type=click.IntRange(8), default=256, show_default=True, help="Bins, a power of two.")
@@ -236,6 +253,12 @@ def _names(context: click.Context, option: click.Parameter, given: str, known: S
     help="The share of the keys that Spark's alternative is given: with fewer its stall is shorter.",
 )
 @click.option("--rounds", type=click.IntRange(1), default=3, show_default=True, help="Repetitions of every trial.")
+@click.option(
+    "--keep",
+    type=click.Path(path_type=Path, file_okay=False),
+    default=None,
+    help="A folder for filled stores, which later runs go on with; by default they are removed at the end.",
+)
 @click.option("--timeout", type=float, default=7200.0, show_default=True, help="Seconds that a trial may take.")
 @click.option("--quick", is_flag=True, help="A smoke run: sizes too small to say anything.")
 @click.option("--name", default=None, help="Of the files in bench/results; the time by default.")
@@ -251,6 +274,7 @@ def main(
     only: tuple[str, ...],
     strategies: tuple[str, ...],
     sweeps: tuple[str, ...],
+    steps: tuple[int, ...],
     state_mb: int,
     bins: int,
     batch: int,
@@ -261,6 +285,7 @@ def main(
     hold_s: float,
     spark_share: float,
     rounds: int,
+    keep: Path | None,
     timeout: float,
     quick: bool,
     name: str | None,
@@ -279,10 +304,12 @@ def main(
         return
     if quick:
         state_mb, bins, warm_s, hold_s, rounds, rate = min(state_mb, 12), min(bins, 32), 5.0, 5.0, 1, min(rate, 5_000)
-    bases = tempfile.mkdtemp(prefix="millstream-bench-filled-")
+    bases = keep.resolve() if keep is not None else Path(tempfile.mkdtemp(prefix="millstream-bench-filled-"))
+    bases.mkdir(parents=True, exist_ok=True)
     asked = Asked(
-        strategies, bins, batch, rate, state_mb * 1_000_000, workers, fetch_limit, warm_s, hold_s, spark_share, bases
-    )
+        strategies, bins, batch, rate, state_mb * 1_000_000, workers, fetch_limit, warm_s, hold_s, spark_share,
+        str(bases), steps,
+    )  # fmt: skip
     facts = {"benchmark": "migration", "quick": quick, "machine": machine(), "asked": dataclasses.asdict(asked)}
     show_facts(console, facts)
     RESULTS.mkdir(exist_ok=True)
@@ -312,7 +339,8 @@ def main(
         save(path, facts, runs)
         console.print("Stopped; what has been measured is kept.")
     finally:
-        shutil.rmtree(bases, ignore_errors=True)
+        if keep is None:
+            shutil.rmtree(bases, ignore_errors=True)
     _finish(console, facts, runs, publish or RESULTS, path.stem)
     console.print(f"Numbers: {path}", highlight=False)
     if any("failed" in run for run in runs):

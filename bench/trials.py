@@ -323,8 +323,15 @@ def _base_name(told: Found) -> str:
 
 
 def _link(source: Path, target: Path) -> None:
-    """A copy without its bytes: neither a store nor Spark's checkpoint ever changes a file in place."""
-    shutil.copytree(source, target, copy_function=os.link)
+    """A copy without its bytes where that is possible: neither a store nor Spark's checkpoint changes a file in place."""
+
+    def link_or_copy(one: str, other: str) -> None:
+        try:
+            os.link(one, other)
+        except OSError:
+            shutil.copy2(one, other)
+
+    shutil.copytree(source, target, copy_function=link_or_copy)
 
 
 def _since(seen: dict[int, Any], first: int) -> list[Any]:

@@ -225,6 +225,8 @@ def test_earlier_files_are_shown_together(tmp_path: Path) -> None:
         (["--workers", "3"], "odd"),
         (["--only", "nothing"], "nothing"),
         (["--strategies", "batched,none"], "none"),
+        (["--steps", "1,3"], "growing powers of two"),
+        (["--steps", "8,1"], "growing powers of two"),
     ],
 )
 def test_wrong_options_are_refused(args: list[str], told: str) -> None:
