@@ -323,7 +323,7 @@ def _base_name(told: Found) -> str:
 
 
 def _link(source: Path, target: Path) -> None:
-    """A copy without its bytes where that is possible: neither a store nor Spark's checkpoint changes a file in place."""
+    """A copy, without its bytes if possible: neither a store nor Spark's checkpoint changes a file in place."""
 
     def link_or_copy(one: str, other: str) -> None:
         try:

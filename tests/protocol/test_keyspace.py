@@ -97,15 +97,18 @@ def test_keys_spread_evenly_over_bins() -> None:
 ranges = st.tuples(st.integers(0, 400), st.integers(0, 400)).map(lambda p: Range(min(p), max(p)))
 
 
-@given(st.lists(ranges), ranges)
-def test_range_algebra_is_that_of_sets_of_points(parts: list[Range], hole: Range) -> None:
+@given(st.lists(ranges), st.lists(ranges))
+def test_range_algebra_is_that_of_sets_of_points(parts: list[Range], others: list[Range]) -> None:
     def points(items: tuple[Range, ...] | list[Range]) -> set[int]:
         return {p for item in items for p in range(item.first, item.last + 1)}
 
     whole = coalesce(parts)
     assert points(whole) == points(parts)
-    assert points(subtract(whole, hole)) == points(parts) - points([hole])
-    assert points(clip(whole, [hole])) == points(parts) & points([hole])
+    holes = coalesce(others)
+    rest = subtract(whole, holes)
+    assert points(rest) == points(parts) - points(others)
+    assert points(clip(whole, holes)) == points(parts) & points(others)
+    assert all(a.last < b.first for a, b in pairwise(rest))
     assert all(a.last + 1 < b.first for a, b in pairwise(whole))
 
 

@@ -186,7 +186,7 @@ def test_any_history_of_writes_deletes_and_merges_reads_as_a_dictionary(
                 model.pop(key, None)
                 if value is not None:
                     model[key] = value
-            job = choose(manifest, FAMILY, [WHOLE], budget=budget, fan_in=2)
+            job = choose(FAMILY, manifest.pieces(FAMILY), budget=budget, fan_in=2)
             if job is not None:
                 manifest, _ = manifest.edited([merge(store, cache, job, Maker(1, epoch, "c", epoch), 0)])
             everything = {}
@@ -221,7 +221,7 @@ def test_compaction_keeps_the_stack_low_and_every_job_within_its_budget(seed: in
     budget, heights, read = 200_000, [], 0
     for epoch in range(120):
         manifest = write_epoch(store, manifest, epoch, 500, rng)
-        job = choose(manifest, FAMILY, [WHOLE], budget=budget)
+        job = choose(FAMILY, manifest.pieces(FAMILY), budget=budget)
         if job is not None:
             assert job.bytes <= budget * 1.01
             read += job.bytes
@@ -266,7 +266,7 @@ def test_an_edit_whose_inputs_changed_is_not_admitted() -> None:
     store, cache, manifest = open_store("memory://"), SegmentCache(), Manifest()
     for epoch in range(4):
         manifest = write_epoch(store, manifest, epoch, 100, rng)
-    job = choose(manifest, FAMILY, [WHOLE])
+    job = choose(FAMILY, manifest.pieces(FAMILY))
     assert job is not None
     edit = merge(store, cache, job, Maker(1, 4, "c", 0), 0)
     assert manifest.admits(edit)

@@ -27,7 +27,7 @@ from millstream.model.transform import Transform
 from millstream.protocol.epochs import History, Output, Plan
 from millstream.protocol.keyspace import Range
 from millstream.protocol.manifest import Family, Manifest, Piece
-from millstream.protocol.routing import RoutingTable
+from millstream.protocol.routing import RoutingTable, Slot
 from millstream.protocol.time import NO_TIME, SourceClock, TimeRule
 from millstream.store.cache import CacheSettings
 from millstream.store.names import Maker
@@ -211,14 +211,16 @@ def slot_tasks(
     busy: frozenset[str] = frozenset(),
 ) -> list[SlotTask]:
     """The share of each of these slots; the tables name them by their place among them."""
+    shares = {
+        (step.name, state): manifest.shares(Family(step.name, state), tables[step.name])
+        for step in graph.steps
+        for state in step.families
+    }
     tasks = []
     for slot, home in enumerate(slots):
-        owned = {step.name: tables[step.name].ranges.get(slot, ()) for step in graph.steps}  # type: ignore[call-overload]
-        pieces = [
-            (step.name, state, manifest.pieces(Family(step.name, state), owned[step.name]))
-            for step in graph.steps
-            for state in step.families
-        ]
+        here = Slot(slot)
+        owned = {step.name: tables[step.name].ranges.get(here, ()) for step in graph.steps}
+        pieces = [(step, state, found.get(here, [])) for (step, state), found in shares.items()]
         mine = frozenset(piece.segment.name for _, _, found in pieces for piece in found)
         tasks.append(SlotTask(slot, home, owned, pieces, busy & mine))
     return tasks

@@ -2,8 +2,9 @@
 
 Rules
 -----
-- No epoch waits for upkeep: one round at a time runs in the background, and an epoch only picks up finished edits. (A
-  compaction is a Spark task like any other, so it shares the workers' cores with the epoch; its budget bounds that.)
+- No epoch waits for upkeep, not for the choice of what to merge either: one round at a time runs in the background,
+  and an epoch only picks up finished edits. (A compaction is a Spark task like any other, so it shares the workers'
+  cores with the epoch; its budget bounds that.)
 - A finished compaction is an edit. The next plan applies it if its inputs are unchanged (`Manifest.admits`);
   otherwise it is dropped, and its output is garbage.
 - What a compaction of this driver has made, or may be making, is never garbage: which ones are live is read *before*
@@ -83,43 +84,49 @@ class Upkeep:
         """Starts a round unless one runs."""
         if self._stopped or (self._thread is not None and self._thread.is_alive()):
             return
-        history = journal.history
-        collect = history.epoch - self._collected_at >= GARBAGE_EVERY
-        jobs = self._choose(history)
-        if not jobs and not collect:
-            return
-        if collect:
-            self._collected_at = history.epoch
-        with self._lock:
-            self._running = {maker.number: job for job, maker, _ in jobs}
         if self._background:
             self._thread = threading.Thread(
-                target=self._round, args=(journal, jobs, collect), name="millstream-upkeep", daemon=True
+                target=self._round_beside, args=(journal,), name="millstream-upkeep", daemon=True
             )
             self._thread.start()
         else:
-            self._round(journal, jobs, collect)
+            self._round(journal)
 
     def _choose(self, history: History) -> list[tuple[Job, Maker, int]]:
         manifest, _ = history.manifest.edited(self.edits_for(history.manifest))
         jobs: list[tuple[Job, Maker, int]] = []
         for step in self._graph.steps:
-            for slot, owned in history.tables[step.name].ranges.items():
-                for state in step.families:
-                    job = choose(manifest, Family(step.name, state), owned, self._budget)
+            for state in step.families:
+                family = Family(step.name, state)
+                for slot, pieces in manifest.shares(family, history.tables[step.name]).items():
+                    job = choose(family, pieces, self._budget)
                     if job is not None:
                         job = replace(job, now=now_of(step, state, history))
                         jobs.append((job, Maker(history.generation, history.epoch, "c", self._next_number), slot))
                         self._next_number += 1
         return jobs
 
-    def _round(self, journal: Journal, jobs: list[tuple[Job, Maker, int]], collect: bool) -> None:
+    def _round_beside(self, journal: Journal) -> None:
+        try:
+            self._round(journal)
+        except Exception as error:  # choosing what to merge failed: nothing has been touched
+            self.trouble = f"{type(error).__name__}: {error}"
+            _LOG.exception("upkeep failed and will be tried again")
+
+    def _round(self, journal: Journal) -> None:
         troubles: list[str] = []
+        collect = journal.history.epoch - self._collected_at >= GARBAGE_EVERY
         if collect:
+            self._collected_at = journal.history.epoch
             try:
                 self.collect(journal)
             except Exception as error:
                 troubles.append(f"{type(error).__name__}: {error}")
+        jobs = self._choose(journal.history)
+        if not jobs and not collect:
+            return
+        with self._lock:
+            self._running = {maker.number: job for job, maker, _ in jobs}
         for item in jobs:
             number = item[1].number
             if not self._stopped:

@@ -18,7 +18,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from millstream.protocol.keyspace import Range, clip, width
-from millstream.protocol.manifest import Family, Manifest, Piece
+from millstream.protocol.manifest import Family, Piece
 
 DEFAULT_BUDGET = 32 << 20
 FAN_IN = 4
@@ -43,19 +43,12 @@ class Job:
         return sum(Piece(p.segment, clip(p.ranges, self.ranges)).bytes for p in self.pieces)
 
 
-def choose(
-    manifest: Manifest,
-    family: Family,
-    owned: Sequence[Range],
-    budget: int = DEFAULT_BUDGET,
-    fan_in: int = FAN_IN,
-) -> Job | None:
-    """The next job of a family within the ranges of a slot, or None if it is in good shape.
+def choose(family: Family, pieces: Sequence[Piece], budget: int = DEFAULT_BUDGET, fan_in: int = FAN_IN) -> Job | None:
+    """The next job among these pieces of a family (a slot's, newest first), or None if they are in good shape.
 
     Of all parts of the key space in which one run of pieces should be merged, the one with the most pieces, and of such
     the widest. A part may consist of many stretches: what a slot owns, or was left of a segment, may be scattered.
     """
-    pieces = manifest.pieces(family, owned)
     if len(pieces) < fan_in:
         return None
     parts: dict[tuple[tuple[str, ...], bool], tuple[tuple[Piece, ...], list[Range]]] = {}

@@ -186,21 +186,25 @@ def clip(ranges: Sequence[Range], within: Sequence[Range]) -> tuple[Range, ...]:
     return tuple(result)
 
 
-def subtract(ranges: Sequence[Range], hole: Range) -> tuple[Range, ...]:
-    """The points of `ranges` that are not in `hole`.
+def subtract(ranges: Sequence[Range], holes: Sequence[Range]) -> tuple[Range, ...]:
+    """The points of `ranges` that are in none of `holes`; both are in order and disjoint.
 
-    >>> subtract([Range(0, 9)], Range(3, 5))
-    (Range(first=0, last=2), Range(first=6, last=9))
+    >>> subtract([Range(0, 9)], [Range(3, 5), Range(8, 20)])
+    (Range(first=0, last=2), Range(first=6, last=7))
     """
-    result: list[Range] = []
+    result, at = [], 0
     for item in ranges:
-        if item.last < hole.first or item.first > hole.last:
-            result.append(item)
-            continue
-        if item.first < hole.first:
-            result.append(Range(item.first, hole.first - 1))
-        if item.last > hole.last:
-            result.append(Range(hole.last + 1, item.last))
+        first = item.first
+        while at < len(holes) and holes[at].last < first:
+            at += 1
+        reached = at
+        while reached < len(holes) and holes[reached].first <= item.last:
+            if first < holes[reached].first:
+                result.append(Range(first, holes[reached].first - 1))
+            first = holes[reached].last + 1
+            reached += 1
+        if first <= item.last:
+            result.append(item if first == item.first else Range(first, item.last))
     return tuple(result)
 
 

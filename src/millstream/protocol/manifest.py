@@ -19,6 +19,7 @@ from typing import NamedTuple
 
 from millstream.errors import InvariantViolation
 from millstream.protocol.keyspace import Range, clip, subtract, width
+from millstream.protocol.routing import RoutingTable, Slot
 
 
 class Family(NamedTuple):
@@ -94,6 +95,21 @@ class Manifest:
         found.sort(key=lambda piece: -piece.segment.order)
         return found
 
+    def shares(self, family: Family, table: RoutingTable) -> dict[Slot, list[Piece]]:
+        """What `pieces` says of the ranges of each slot of a table, found for all slots at once.
+
+        A piece is cut where the table is, so the work goes with what is found, not with slots times pieces.
+        """
+        found: dict[Slot, list[Piece]] = {}
+        for piece in self.pieces(family):
+            parts: dict[Slot, list[Range]] = {}
+            for span in piece.ranges:
+                for part, slot in table.cut(span):
+                    parts.setdefault(slot, []).append(part)
+            for slot, ranges in parts.items():
+                found.setdefault(slot, []).append(piece if len(parts) == 1 else Piece(piece.segment, tuple(ranges)))
+        return found
+
     def segments(self) -> Iterable[SegmentRef]:
         """Every segment that counts somewhere."""
         for pieces in self.families.values():
@@ -116,9 +132,7 @@ class Manifest:
                 raise InvariantViolation(f"edit of {edit.family} in {edit.ranges[0]}... does not fit the manifest")
             pieces = dict(families[edit.family])
             for taken in edit.inputs:
-                rest = pieces[taken.name].ranges
-                for hole in edit.ranges:
-                    rest = subtract(rest, hole)
+                rest = subtract(pieces[taken.name].ranges, edit.ranges)
                 if rest:
                     pieces[taken.name] = replace(pieces[taken.name], ranges=rest)
                 else:

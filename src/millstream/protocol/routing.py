@@ -10,7 +10,8 @@ Rules
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import NewType
@@ -85,6 +86,18 @@ class RoutingTable:
         edges = np.array([span.first, span.last], np.uint64)
         first, last = np.searchsorted(self._first_array, edges, side="right") - 1
         return set(self.slots[int(first) : int(last) + 1])
+
+    def cut(self, span: Range) -> Iterator[tuple[Range, Slot]]:
+        """The parts of a range, in order, each with its slot.
+
+        >>> [(part.first >> 60, slot) for part, slot in RoutingTable.even(slots=4, bin_bits=4).cut(Range(0, 1 << 63))]
+        [(0, 0), (4, 1), (8, 2)]
+        """
+        index, first = bisect_right(self.firsts, span.first) - 1, span.first
+        while index + 1 < len(self.firsts) and self.firsts[index + 1] <= span.last:
+            yield Range(first, self.firsts[index + 1] - 1), self.slots[index]
+            index, first = index + 1, self.firsts[index + 1]
+        yield span if first == span.first else Range(first, span.last), self.slots[index]
 
     @cached_property
     def ranges(self) -> dict[Slot, tuple[Range, ...]]:
