@@ -154,6 +154,21 @@ def test_a_worker_is_drained_and_slots_are_balanced(sim: Simulated) -> None:
     assert "no worker 'z'; the query runs on" in run("drain", sim, "z", code=1).stderr
 
 
+def test_slots_are_split_and_merged_and_bins_get_finer(sim: Simulated) -> None:
+    bits = table(sim).bin_bits
+    with running(sim):
+        run("split", sim, "0", "--into", "3", "--strategy", "all-at-once", "--timeout", "60")
+        assert set(table(sim).slots) == {0, 1, 2, 3}
+        run("merge", sim, "2", "1", "--timeout", "60")
+        assert set(table(sim).slots) == {0, 1, 3}
+        finer = told(run("bins", sim, str(2 << bits), "--timeout", "60", "--json"))
+    assert finer["outcome"]["state"] == "done"
+    assert table(sim).bin_bits == bits + 1
+    assert "a power of two" in run("bins", sim, "100", code=1).stderr
+    assert "no slot 9" in run("merge", sim, "9", "1", code=1).stderr
+    assert "no slot 9" in run("split", sim, "9", code=1).stderr
+
+
 def test_nothing_to_do_is_no_error(sim: Simulated) -> None:
     before = files(sim.store)
     assert "nothing to move" in run("rescale", sim, "2").stdout

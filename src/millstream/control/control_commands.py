@@ -1,4 +1,5 @@
-"""The verbs on the command line: `status`, `watch`, `commands`, `rescale`, `move`, `drain`, `balance` and `cancel`.
+"""The verbs on the command line: looking at a query (`status`, `watch`, `commands`), and moving its state (`rescale`,
+`move`, `drain`, `balance`, `split`, `merge`, `bins`, `cancel`).
 
 Rules
 -----
@@ -82,6 +83,17 @@ _WAITING = _options(
         help="Wait no longer; the command stays, and the exit code is 4.",
     ),
 )
+_TERMS = _options(
+    click.option("--step", "steps", multiple=True, metavar="NAME", help="This step alone; repeatable."),
+    click.option(
+        "--at",
+        type=WhenType(),
+        metavar="WHEN",
+        help="Begin at an epoch (120), a time (2026-05-01T12:00:00Z, UTC unless it says otherwise), or an event time "
+        "(event:2026-05-01T12:00:00Z) that the watermarks reach.",
+    ),
+    click.option("--dry-run", is_flag=True, help="Print the plan and change nothing."),
+)
 _PLANNING = _options(
     click.option(
         "--strategy",
@@ -99,15 +111,7 @@ _PLANNING = _options(
         metavar="N",
         help="Epochs between two rounds in which nothing moves.",
     ),
-    click.option("--step", "steps", multiple=True, metavar="NAME", help="Move this step alone; repeatable."),
-    click.option(
-        "--at",
-        type=WhenType(),
-        metavar="WHEN",
-        help="Begin at an epoch (120), a time (2026-05-01T12:00:00Z, UTC unless it says otherwise), or an event time "
-        "(event:2026-05-01T12:00:00Z) that the watermarks reach.",
-    ),
-    click.option("--dry-run", is_flag=True, help="Print the plan and change nothing."),
+    _TERMS,
 )
 
 
@@ -341,6 +345,47 @@ def balance(asked: Asked, tolerance: float, **given: Any) -> None:
     asked.carry_out(asked.control.plan_balance(tolerance=tolerance, **_planned(**given)))
 
 
+@_verb(
+    click.argument("slot", type=click.IntRange(min=0)),
+    click.option(
+        "--into", type=click.IntRange(min=2), default=2, show_default=True, metavar="N", help="So many parts."
+    ),
+    _PLANNING,
+    _WAITING,
+    _TOKEN,
+)
+def split(asked: Asked, slot: int, into: int, **given: Any) -> None:
+    """Cut a slot into several.
+
+    SLOT of the query of STORE keeps the first part of what it owns, and new slots get the others.
+    """
+    asked.carry_out(asked.control.plan_split(slot, into, **_planned(**given)))
+
+
+@_verb(
+    click.argument("slot", type=click.IntRange(min=0)),
+    click.argument("into", type=click.IntRange(min=0)),
+    _PLANNING,
+    _WAITING,
+    _TOKEN,
+)
+def merge(asked: Asked, slot: int, into: int, **given: Any) -> None:
+    """Join a slot to another.
+
+    All that SLOT of the query of STORE owns goes to slot INTO, and SLOT disappears.
+    """
+    asked.carry_out(asked.control.plan_merge(slot, into, **_planned(**given)))
+
+
+@_verb(click.argument("number", type=click.IntRange(min=1), metavar="BINS"), _TERMS, _WAITING, _TOKEN)
+def bins(asked: Asked, number: int, steps: tuple[str, ...], at: Any) -> None:
+    """Change the number of bins.
+
+    BINS, a power of two, is how finely later plans can cut the state of the query of STORE. Nothing moves.
+    """
+    asked.carry_out(asked.control.plan_bins(number, steps=list(steps) or None, at=at))
+
+
 @_verb(click.argument("number", type=click.IntRange(min=0)), _WAITING, _TOKEN)
 def cancel(asked: Asked, number: int) -> None:
     """End a command that is under way.
@@ -350,7 +395,9 @@ def cancel(asked: Asked, number: int) -> None:
     asked.follow(asked.control.cancel(number), {"command": None, "outcome": None})
 
 
-COMMANDS: tuple[click.Command, ...] = (status, watch, commands, rescale, move, drain, balance, cancel)
+COMMANDS: tuple[click.Command, ...] = (
+    status, watch, commands, rescale, move, drain, balance, split, merge, bins, cancel,
+)  # fmt: skip
 
 
 # -- what is said -----------------------------------------------------------------------------------------------------
