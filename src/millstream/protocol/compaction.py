@@ -9,6 +9,9 @@ Rules
 - Pieces of similar size are merged (size tiers): a byte is rewritten about once per tier, and a family holds about
   `fan_in` pieces per tier. Large runs wait until they have twice as many: they cost most to merge, and lookups find
   most keys in the newer ones of them.
+- Moves and partial merges leave pieces that lie beside each other rather than above. Where a slot has more of them
+  than its bytes account for, those of one window of ages are merged wherever they lie: all that is older stays below
+  the result, and all that is newer above it. So ten thousand small moves do not leave ten thousand pieces.
 """
 
 from __future__ import annotations
@@ -17,12 +20,14 @@ from bisect import insort
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from millstream.protocol.keyspace import Range, clip, width
+from millstream.protocol.keyspace import Range, clip, coalesce, width
 from millstream.protocol.manifest import Family, Piece
 
 DEFAULT_BUDGET = 32 << 20
 FAN_IN = 4
 _RATIO = 2.0
+_CROWD = 24
+"""The pieces of a slot that are never too many, however small."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,10 +52,19 @@ def choose(family: Family, pieces: Sequence[Piece], budget: int = DEFAULT_BUDGET
     """The next job among these pieces of a family (a slot's, newest first), or None if they are in good shape.
 
     Of all parts of the key space in which one run of pieces should be merged, the one with the most pieces, and of such
-    the widest. A part may consist of many stretches: what a slot owns, or was left of a segment, may be scattered.
+    the widest. A part may consist of many stretches: what a slot owns, or was left of a segment, may be scattered. Or
+    what lies beside each other, if that is more.
     """
     if len(pieces) < fan_in:
         return None
+    above, beside = _above(family, pieces, budget, fan_in), _beside(family, pieces, budget, fan_in)
+    if above is None or beside is None:
+        return above or beside
+    return beside if len(beside.pieces) > len(above.pieces) else above
+
+
+def _above(family: Family, pieces: Sequence[Piece], budget: int, fan_in: int) -> Job | None:
+    """Merges pieces that lie above each other."""
     parts: dict[tuple[tuple[str, ...], bool], tuple[tuple[Piece, ...], list[Range]]] = {}
     for stretch, run, bottom in _stretches(pieces, fan_in, budget // 8):
         named = tuple(piece.segment.name for piece in run)
@@ -59,6 +73,28 @@ def choose(family: Family, pieces: Sequence[Piece], budget: int = DEFAULT_BUDGET
         return None
     (_, bottom), (run, ranges) = max(parts.items(), key=lambda part: (len(part[1][0]), width(part[1][1])))
     return _fit(Job(family, tuple(ranges), run, bottom), budget)
+
+
+def _beside(family: Family, pieces: Sequence[Piece], budget: int, fan_in: int) -> Job | None:
+    """Merges the most pieces of one window of ages that the budget allows, if there are too many in all."""
+    sizes = [piece.bytes for piece in pieces]
+    if len(pieces) <= _CROWD + fan_in * sum(sizes) // budget:
+        return None
+    # Pieces of one order are of one epoch and lie in different places: a window has all of them, or none.
+    edges = [i for i in range(len(pieces)) if not i or pieces[i].segment.order != pieces[i - 1].segment.order]
+    edges.append(len(pieces))
+    best, weight, first = (0, 0), 0, 0
+    for last in range(1, len(edges)):
+        weight += sum(sizes[edges[last - 1] : edges[last]])
+        while weight > budget:
+            weight -= sum(sizes[edges[first] : edges[first + 1]])
+            first += 1
+        best = max(best, (edges[first], edges[last]), key=lambda window: window[1] - window[0])
+    window = pieces[best[0] : best[1]]
+    if len(window) < 2 * fan_in:
+        return None
+    ranges = coalesce([part for piece in window for part in piece.ranges])
+    return Job(family, ranges, tuple(window), best[1] == len(pieces))
 
 
 def _stretches(pieces: Sequence[Piece], fan_in: int, small: int) -> Iterator[tuple[Range, tuple[Piece, ...], bool]]:
