@@ -15,16 +15,21 @@ from typing import TYPE_CHECKING, overload
 
 import pyarrow as pa
 
+from millstream.control.handle import Handle
+from millstream.control.modify import Asking
 from millstream.control.overview import Overview, Pulse, live, overview_of
-from millstream.control.verbs import Verbs
+from millstream.control.verbs import Verbs, When, start_of
 from millstream.engine.described import described_graph
 from millstream.engine.spec import Spec
 from millstream.engine.state import chosen_state, read_state
 from millstream.errors import DamagedObject, StoreUnavailable, UserError
+from millstream.model.change import Calls
 from millstream.protocol.epochs import Epoch, History
 from millstream.protocol.migration import MigrationPlan
-from millstream.protocol.steering import Cancel
+from millstream.protocol.modification import Modification
+from millstream.protocol.steering import Ask
 from millstream.store import names
+from millstream.store.code import put_code
 from millstream.store.control_log import ControlLog
 from millstream.store.journal import JournalReader, history_at
 from millstream.store.objects import ObjectStore, open_store
@@ -124,6 +129,25 @@ class Control(Verbs):
         spec = Spec(graph, self._reader.store_id, store.uri, self._options, {})
         return state_frame(spark, spec.pack(cloudpickle.dumps), chosen, name, history)
 
+    def modify(self, *, wait: bool = True, timeout: float | None = None, at: When = None) -> Asking:
+        """A change of the graph, for a `with` block, as of `RunningQuery.modify`: when it ends, the change is sent to
+        the driver, which checks it, and waited for. The code that it brings travels through the store."""
+        history = self._look()
+        start = start_of(at, history)
+
+        def send(calls: Calls, text: str, trial: bool) -> Handle:
+            from pyspark import cloudpickle
+
+            try:
+                data = cloudpickle.dumps(calls)  # type: ignore[no-untyped-call]
+            except Exception as error:
+                raise UserError(f"the change cannot be stored: {type(error).__name__}: {error}") from error
+            code = put_code(self._reader.store, data)
+            ask = Modification(self._store_id(), history.version, code, text, start, trial=trial)
+            return self._handle(self._sent("modify", ask))
+
+        return Asking(send, wait, timeout)
+
     # -- inside
 
     def _look(self) -> History:
@@ -131,7 +155,7 @@ class Control(Verbs):
             self._reader.follow()
             return self._reader.history
 
-    def _send(self, verb: str, ask: MigrationPlan | Cancel, history: History) -> int:
+    def _send(self, verb: str, ask: Ask, history: History) -> int:
         return self._log.send(verb, ask, history.control)
 
     def _store_id(self) -> str:
@@ -141,7 +165,8 @@ class Control(Verbs):
         """The plan of a command under way. Only its sizes are shown, so that no token is needed."""
         if number in self._plans:
             return self._plans[number]
-        return self._log.read(number)
+        found = self._log.read(number)
+        return found if isinstance(found, MigrationPlan) else None
 
     def _history_at(self, epoch: int, history: History) -> History:
         if not max(0, history.oldest) <= epoch <= history.epoch:

@@ -5,7 +5,8 @@ Rules
 - A command is answered by commits alone: what an attempt that was aborted had decided has not happened.
 - A handle only looks. It may be made anywhere and as often as one likes, also for the command of somebody else, and
   nothing changes when it is dropped.
-- A refusal is raised as what it is: `ConflictError` if planning again can help, `UserError` if it cannot.
+- A refusal is raised as what it is: `ConflictError` if planning again can help, `UserError` if it cannot; so is a
+  modification that was aborted or rolled back.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from millstream.control.display import shorten_bytes
 from millstream.errors import ConflictError, UserError
 from millstream.protocol.epochs import History
 from millstream.protocol.migration import MigrationPlan
+from millstream.protocol.modification import LIFE
 from millstream.protocol.steering import Outcome
 
 _FIRST_POLL_S, _LONGEST_POLL_S = 0.02, 0.5
@@ -28,7 +30,7 @@ class Progress:
     """How far a command has come. Made by `Handle.progress`."""
 
     state: str
-    """`sent` until the driver has heard it, then `waiting`, `running`, `done`, `refused` or `cancelled`."""
+    """`sent` until the driver has heard it, then as of its `Outcome`."""
     done: int
     """How many rounds have been carried out."""
     rounds: int
@@ -130,8 +132,9 @@ class Handle:
     def _standing(self, outcome: Outcome | None) -> str:
         if outcome is None:
             return f"command {self.number} has not been heard yet"
-        if outcome.state == "waiting":
-            return f"command {self.number} ({outcome.verb}) waits for its time"
+        if outcome.state in ("waiting", *LIFE):
+            waits = "waits for its time" if outcome.state in ("waiting", "prepared") else f"is {outcome.state}"
+            return f"command {self.number} ({outcome.verb}) {waits}"
         return f"command {self.number} ({outcome.verb}) has done {outcome.done} of {outcome.rounds} rounds"
 
     def _late(self, timeout: float, first: History, last: History) -> str:
@@ -159,7 +162,7 @@ def progress_of(outcome: Outcome | None, plan: MigrationPlan | None, epoch: int)
 
 
 def _raised(outcome: Outcome) -> Outcome:
-    if outcome.state != "refused":
+    if outcome.state not in ("refused", "aborted", "rolled back"):
         return outcome
-    text = f"command {outcome.number} ({outcome.verb}) was refused: {outcome.reason}"
+    text = f"command {outcome.number} ({outcome.verb}) was {outcome.state}: {outcome.reason}"
     raise ConflictError(text) if outcome.stale else UserError(text)

@@ -28,18 +28,23 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 
-from millstream.control.verbs import Verbs
+from millstream.control.handle import Handle
+from millstream.control.modify import Modify
+from millstream.control.verbs import Verbs, When, start_of
 from millstream.engine.driver import Driver, EpochFacts, live_slots
 from millstream.engine.pending import pending_timers
-from millstream.engine.state import chosen_state
+from millstream.engine.state import check_same_step, chosen_state
+from millstream.engine.version import Workshop
 from millstream.errors import DamagedObject, Fenced, MillstreamError, UserError
+from millstream.model.rewrite import Rewrite
 from millstream.model.times import moment
 from millstream.protocol.epochs import Epoch, History
-from millstream.protocol.migration import MigrationPlan
-from millstream.protocol.steering import Cancel
+from millstream.protocol.modification import Modification
+from millstream.protocol.steering import Ask
 from millstream.spark.checkpoint import offsets_digest, query_id
 from millstream.spark.frames import state_frame
 from millstream.spark.session import prepared_session
+from millstream.store.code import put_code
 from millstream.store.journal import Journal, history_at
 
 _POLL_S = 0.05
@@ -125,10 +130,9 @@ class RunningQuery(Verbs):
         frame: DataFrame,
         checkpoint: str,
         trigger: dict[str, Any],
-        spec_bytes: bytes,
         finished: Callable[[], Epoch],
     ) -> None:
-        self._spark, self._driver, self._checkpoint, self._spec_bytes = spark, driver, checkpoint, spec_bytes
+        self._spark, self._driver, self._checkpoint = spark, driver, checkpoint
         self._between = threading.Condition()
         self._busy = False
         self._stopping = False
@@ -339,14 +343,39 @@ class RunningQuery(Verbs):
             raise UserError(f"epoch {epoch} is not retained; epochs {max(0, history.oldest)}..{history.epoch} are")
         if epoch is not None and epoch != history.epoch:
             history = self._history_at(Epoch(epoch))
-        return state_frame(self._spark, self._spec_bytes, chosen, name, history)
+            check_same_step(chosen, history)
+        return state_frame(self._spark, self._driver.modifier.version.spec, chosen, name, history)
+
+    def modify(self, *, wait: bool = True, timeout: float | None = None, at: When = None) -> Modify:
+        """A change of the graph, for a `with` block: when it ends, the change is checked, sent, and waited for.
+
+            with running.modify() as change:
+                change.insert("dedupe", ms.Dedupe("event_id", within="1 hour"), after="words", before="count")
+                change.replace("count", Better, state={"total": ms.carry()})
+
+        All of it takes effect in one epoch, or none of it does. `wait=False` does not wait for that; `timeout` are the
+        seconds to wait. `at` is as of plans: an epoch, a datetime, or `(EVENT_TIME, datetime)`.
+        """
+        version, history = self._driver.modifier.version, self._look()
+        start = start_of(at, history)
+
+        def send(rewrite: Rewrite, text: str) -> Handle:
+            code = put_code(self._driver.store, self._workshop.pack(rewrite))
+            ask = Modification(self._store_id(), history.version, code, text, start)
+            return self._handle(self._sent("modify", ask))
+
+        return Modify(version.query, self._workshop.build, send, wait, timeout)
 
     # -- inside
 
     def _look(self) -> History:
         return self._driver.journal.history
 
-    def _send(self, verb: str, ask: MigrationPlan | Cancel, history: History) -> int:
+    @property
+    def _workshop(self) -> Workshop:
+        return self._driver.modifier.workshop
+
+    def _send(self, verb: str, ask: Ask, history: History) -> int:
         return self._driver.listener.log.send(verb, ask, history.control)
 
     def _store_id(self) -> str:

@@ -9,27 +9,23 @@ Rules
 
 from __future__ import annotations
 
-import os
-import secrets
 import weakref
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from pyspark import cloudpickle
 from pyspark.sql import DataFrame, SparkSession
 
 from millstream.control.running import RunningQuery
+from millstream.control.workshop import SparkWorkshop
 from millstream.engine.driver import Driver, Observer, Options
-from millstream.engine.spec import Spec
 from millstream.errors import UserError
-from millstream.model.graph import Graph, resolve
+from millstream.model.graph import resolve
 from millstream.model.query import Query as QueryData
 from millstream.protocol.compaction import DEFAULT_BUDGET
 from millstream.protocol.epochs import check_start
 from millstream.protocol.keyspace import DEFAULT_BIN_BITS
-from millstream.spark import tasks
 from millstream.spark.checkpoint import last_finished, query_id
 from millstream.spark.executor import SparkExecutor
 from millstream.spark.session import check_session
@@ -37,7 +33,7 @@ from millstream.spark.sinks import SparkDeliverer
 from millstream.spark.sources import arrow_schema, open_source, unite
 from millstream.store.cache import DEFAULT_CACHE_BYTES, CacheSettings
 from millstream.store.journal import Journal
-from millstream.store.objects import STAGING, ObjectStore, open_store
+from millstream.store.objects import ObjectStore, open_store
 
 _EVOLUTION = {
     "spark.sql.streaming.queryEvolution.enableSourceEvolution": "true",
@@ -110,22 +106,23 @@ class Query(QueryData):
             for key, value in _EVOLUTION.items():
                 spark.conf.set(key, value)
         frames = {node.name: open_source(spark, node, named) for node in self.sources.values()}
-        graph = resolve(self, {name: arrow_schema(name, frame.schema) for name, frame in frames.items()})
+        schemas = {name: arrow_schema(name, frame.schema) for name, frame in frames.items()}
+        resolve(self, schemas)  # before the store is touched
         opened = _open(store, store_options)
         place = _checkpoint_place(opened, checkpoint)
         journal = Journal.open(opened)
-        spec = Spec(graph.without_code(), journal.store_id, opened.uri, dict(store_options or {}), _codes(graph), cache)
-        packed = spec.pack(cloudpickle.dumps)
-        executor, deliverer = SparkExecutor(spark, packed), SparkDeliverer(spark, opened, packed)
-        driver = Driver(graph, journal, spec.codes, executor, deliverer, options, observe)
+        workshop = SparkWorkshop(spark, opened, journal.store_id, store_options or {}, cache, schemas)
+        version = workshop.build(self)
+        executor, deliverer = SparkExecutor(spark), SparkDeliverer(spark, opened, version.spec)
+        driver = Driver(version, journal, workshop, executor, deliverer, options, observe)
         driver.check_graph()
         driver.listener.log.guard()
         check_start(driver.journal.history, query_id(spark, place), last_finished(spark, place))
-        _check_workers(spark, opened, packed)
+        trouble = workshop.try_out(driver.modifier.version)
+        if trouble:
+            raise UserError(trouble)
         frame = unite(spark, list(frames.values()), named)
-        running = RunningQuery(
-            users, driver, frame, place, chosen, packed, finished=lambda: last_finished(spark, place)
-        )
+        running = RunningQuery(users, driver, frame, place, chosen, finished=lambda: last_finished(spark, place))
         _STARTED.add(running)
         return running
 
@@ -203,44 +200,3 @@ def _checkpoint_place(store: ObjectStore, given: str | None) -> str:
             "checkpoint='hdfs://...' or any other path that Spark can write to"
         )
     return f"file://{beside}"
-
-
-def _codes(graph: Graph) -> dict[str, bytes]:
-    codes = {}
-    given: list[tuple[str, str, Any]] = [
-        (f"step {step.name!r}: its computation", step.name, step.computation) for step in graph.steps
-    ]
-    given += [(f"map {each.name!r}: its function", each.name, each.fn) for each in graph.maps]
-    for what, name, code in given:
-        try:
-            codes[name] = cloudpickle.dumps(code)  # type: ignore[no-untyped-call]
-        except Exception as error:
-            raise UserError(
-                f"{what} cannot be sent to workers ({type(error).__name__}: {error}); keep only plain values on it, "
-                "and open connections in setup()"
-            ) from error
-    return codes
-
-
-def _check_workers(spark: SparkSession, store: ObjectStore, packed: bytes) -> None:
-    """Refuses a start if a worker cannot load the query or does not see the store."""
-    name, expected = f"{STAGING}probe-{secrets.token_hex(6)}", secrets.token_bytes(16)
-    store.put(name, expected)
-    try:
-        sc = spark.sparkContext
-        count = max(2, sc.defaultParallelism)
-        found = sc.parallelize(range(count), count).mapPartitions(tasks.prober(packed, name, expected)).collect()
-    except Exception as error:
-        lines = [line.strip() for line in str(error).splitlines() if "Error" in line or "Exception" in line]
-        raise UserError(
-            "Spark's Python workers do not run Millstream: "
-            + (lines[-1] if lines else type(error).__name__)
-            + ". They "
-            "need the packages of the driver: set PYSPARK_PYTHON to an interpreter that has them, on every machine "
-            f"(it is {os.environ.get('PYSPARK_PYTHON', 'not set')!r} now)"
-        ) from error
-    finally:
-        store.delete([name])
-    troubles = sorted({trouble for trouble in found if trouble})
-    if troubles:
-        raise UserError("; ".join(troubles) + ". Every worker must see the same store and the same modules (addPyFile)")

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Literal
 
@@ -23,8 +24,9 @@ from millstream.protocol import planner
 from millstream.protocol.epochs import History
 from millstream.protocol.keyspace import Range
 from millstream.protocol.migration import AT_ONCE, MigrationPlan, Start
+from millstream.protocol.modification import Modification, undoing
 from millstream.protocol.planner import DEFAULT, TOLERANCE, Layout, Steps
-from millstream.protocol.steering import Cancel, Outcome
+from millstream.protocol.steering import Ask, Cancel, Outcome
 from millstream.protocol.strategies import Strategy
 
 _STRATEGIES = "AllAtOnce(), Fluid(), Batched(n) or Matched()"
@@ -45,7 +47,7 @@ class Verbs:
         """The journal's sum, as of now."""
         raise NotImplementedError
 
-    def _send(self, verb: str, ask: MigrationPlan | Cancel, history: History) -> int:
+    def _send(self, verb: str, ask: Ask, history: History) -> int:
         """Adds a command to the control log; its number."""
         raise NotImplementedError
 
@@ -198,6 +200,25 @@ class Verbs:
             raise UserError(f"cancel({number!r}): give the number of a command")
         return self._handle(self._sent("cancel", Cancel(number)))
 
+    def revert(self, number: int) -> Handle:
+        """Asks for a modification to be undone: for the graph to be as if it had not been made.
+
+        State that it dropped is not brought back: it begins empty. One whose changes later modifications have changed
+        in turn cannot be undone before those, and one that has converted state not at all.
+        """
+        history = self._look()
+        code, trouble = undoing(history.modified, number)
+        if trouble:
+            raise UserError(f"revert({number!r}): {trouble}")
+        text = next(applied.text for applied in history.modified if applied.number == number)
+        ask = Modification(self._store_id(), history.version, code, f"revert {number}: {text}"[:2000], reverts=number)
+        return self._handle(self._sent("revert", ask))
+
+    def history(self) -> list[Past]:
+        """What has been done to the query by commands, in their order: who, when, what, and what came of it. Of the
+        commands that are over, the last 128 are remembered."""
+        return [past_of(outcome) for outcome in self.commands() if outcome.verb != "cancel"]
+
     def handle(self, number: int) -> Handle:
         """The handle of any command, from its number."""
         return self._handle(number)
@@ -214,7 +235,7 @@ class Verbs:
         """Where state lies, as of a history."""
         return layout_of(self._store_id(), history)
 
-    def _sent(self, verb: str, ask: MigrationPlan | Cancel) -> int:
+    def _sent(self, verb: str, ask: Ask) -> int:
         ended = self._ended()
         if ended:
             raise UserError(f"{verb}: {ended}, so nobody would hear the command")
@@ -231,6 +252,44 @@ class Verbs:
         if not history.tables:
             raise UserError("no epoch has been committed yet, so nothing can be planned; wait for the first")
         return history, start_of(at, history)
+
+
+@dataclass(frozen=True, slots=True)
+class Past:
+    """Something that was done, or asked, of a running query. Made by `history`."""
+
+    number: int
+    """Of the command."""
+    verb: str
+    """What was asked for."""
+    text: str
+    """The same, in words."""
+    sender: str
+    """Who asked: user, host and process."""
+    at: datetime | None
+    """When, by the sender's clock."""
+    state: str
+    """What became of it."""
+    reason: str
+    """Why, if it came to nothing."""
+    first: int
+    """The first epoch that it changed; -1 for none."""
+    last: int
+    """The last one."""
+    seconds: float
+    """From when the driver heard it to when it was over; 0 if it is not."""
+    stall_ms: float
+    """How long the longest of its epochs took."""
+
+
+def past_of(outcome: Outcome) -> Past:
+    """An outcome as something that has been."""
+    took = (outcome.over_ms - outcome.heard_ms) / 1000 if outcome.over_ms and outcome.heard_ms else 0.0
+    at = datetime.fromtimestamp(outcome.at_ms / 1000, UTC) if outcome.at_ms else None
+    return Past(
+        outcome.number, outcome.verb, outcome.text, outcome.sender, at, outcome.state, outcome.reason, outcome.began,
+        outcome.last, took, outcome.stall_ms,
+    )  # fmt: skip
 
 
 def start_of(at: When, history: History) -> Start:

@@ -6,6 +6,8 @@ Rules
 - What to do is decided by `protocol.epochs`; this file gathers the facts and carries the decision out.
 - An attempt that Spark failed, or whose receipts differ, is aborted and planned again, at most `MAX_ATTEMPTS` times.
   One whose user code raised is aborted and stops the query.
+- A version of the graph takes effect with a plan and is real with its commit (`engine.modifying`). If user code fails
+  in the first epoch of one, that attempt is aborted, and the next one runs the version before.
 - Sinks receive an epoch after its commit and before the next plan, in order.
 - The named moments of an epoch (`MOMENTS`) are announced to an observer: displays listen, and tests kill there.
 """
@@ -14,15 +16,17 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from millstream.engine.delivery import Deliverer
 from millstream.engine.listening import Listener
-from millstream.engine.spec import EpochTask, SlotTask, code_hash, epoch_task, rules_of, slot_tasks
+from millstream.engine.modifying import Modifier
+from millstream.engine.spec import EpochTask, SlotTask, epoch_task, rules_of, slot_tasks
 from millstream.engine.upkeep import Upkeep
+from millstream.engine.version import Version, Workshop
 from millstream.errors import DamagedObject, MillstreamError, StepError, UserError
-from millstream.model.graph import Graph, differences
+from millstream.model.graph import Graph
 from millstream.model.times import micros
 from millstream.protocol.compaction import DEFAULT_BUDGET, Job
 from millstream.protocol.epochs import (
@@ -38,11 +42,13 @@ from millstream.protocol.epochs import (
     Report,
     decide,
     judge,
+    planned_manifest,
 )
 from millstream.protocol.keyspace import DEFAULT_BIN_BITS
 from millstream.protocol.manifest import Edit
+from millstream.protocol.modification import followed
 from millstream.protocol.planner import Layout
-from millstream.protocol.routing import RoutingTable, Slot
+from millstream.protocol.routing import RoutingTable, RoutingVersion, Slot
 from millstream.protocol.steering import Facts, Steering, remembered, steer
 from millstream.protocol.time import idle_sources
 from millstream.store.control_log import ControlLog
@@ -61,16 +67,17 @@ class ExecutionFailed(MillstreamError):
 class Executor(Protocol):
     """What runs the parts of an epoch: Spark, or one process in tests."""
 
-    def execute(self, task: EpochTask, slots: Sequence[SlotTask], records: Any) -> tuple[list[Report], int]:
-        """Runs an attempt over the epoch's records; the reports of all slots, and the number of producers."""
+    def execute(self, spec: Any, task: EpochTask, slots: Sequence[SlotTask], records: Any) -> tuple[list[Report], int]:
+        """Runs an attempt of a version over the epoch's records; the reports of all slots, and the number of
+        producers."""
         ...
 
     def place(self, slots: Sequence[int], closing: Collection[str], closed: Collection[str]) -> dict[int, str]:
         """The worker that each slot will be tried on first, from now on; see `protocol.placement`."""
         ...
 
-    def compact(self, jobs: Sequence[tuple[Job, Maker, int]]) -> list[Edit]:
-        """Runs compactions, each on behalf of a slot."""
+    def compact(self, spec: Any, jobs: Sequence[tuple[Job, Maker, int]]) -> list[Edit]:
+        """Runs compactions for a version, each on behalf of a slot."""
         ...
 
 
@@ -104,9 +111,9 @@ class Driver:
 
     def __init__(
         self,
-        graph: Graph,
+        version: Version,
         journal: Journal,
-        codes: Mapping[str, bytes],
+        workshop: Workshop,
         executor: Executor,
         deliverer: Deliverer,
         options: Options,
@@ -114,26 +121,24 @@ class Driver:
         background: bool = True,
         clock: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
     ) -> None:
-        self.graph, self.journal, self.executor, self.deliverer = graph, journal, executor, deliverer
+        self.journal, self.executor, self.deliverer = journal, executor, deliverer
         self.store, self.options = journal.store, options
-        self.upkeep = Upkeep(self.store, graph, executor, options.compaction_budget, background)
+        self.modifier = Modifier(self.store, version, workshop, background)
+        self.upkeep = Upkeep(self.store, lambda: self.modifier.version, executor, options.compaction_budget, background)
         self.last: EpochFacts | None = None
-        self._clock, self._rules = clock, rules_of(graph)
+        self._clock = clock
         self._since_ms = 0
         self.listener = Listener(ControlLog(self.store, options.token))
         self._observe = observe or (lambda moment, epoch: None)
-        self._code = {name: code_hash(code) for name, code in codes.items()}
+
+    @property
+    def graph(self) -> Graph:
+        """The graph of the version that runs."""
+        return self.modifier.version.graph
 
     def check_graph(self) -> None:
-        """Refuses a query whose graph is not the one the stored state was made with."""
-        stored = self.journal.history.graph
-        changed = differences(stored, self.graph.describe()) if stored is not None else []
-        if changed:
-            raise UserError(
-                f"the query {self.graph.name!r} differs from the one that wrote the store {self.store.uri}:\n  "
-                + "\n  ".join(changed)
-                + "\nState of the old graph would be misread or lost. Start the old graph, or use a new store."
-            )
+        """Refuses a query whose graph is not one that the stored state was made with."""
+        self.modifier.catch_up(self.journal.history)
 
     def claim(self) -> None:
         """Takes the store over, and ends an attempt that an earlier driver left open."""
@@ -147,11 +152,17 @@ class Driver:
     @property
     def tables(self) -> dict[str, RoutingTable]:
         """The routing table of every step, the initial one before the first epoch."""
-        stored = self.journal.history.tables
-        return {
-            step.name: stored.get(step.name) or RoutingTable.even(self.options.slots, self.options.bin_bits)
-            for step in self.graph.steps
-        }
+        return self._tables_of(self.graph, self.journal.history.tables)
+
+    def _tables_of(self, graph: Graph, known: Mapping[str, RoutingTable]) -> dict[str, RoutingTable]:
+        """The table of every step of a graph. A step that is new is cut as the others are, under a version that none
+        has had: a plan that was made for another step of its name must not fit."""
+        first = next((known[step.name] for step in graph.steps if step.name in known), None)
+        if first is None:
+            new = RoutingTable.even(self.options.slots, self.options.bin_bits)
+        else:
+            new = replace(first, version=RoutingVersion(max(table.version for table in known.values()) + 1))
+        return {step.name: known.get(step.name, new) for step in graph.steps}
 
     def run_epoch(self, epoch: Epoch, spark_query: str, offsets: str, records: Any) -> None:
         """Runs and commits an epoch, or redelivers it if it is committed already. Raises if neither can be done."""
@@ -178,41 +189,46 @@ class Driver:
     ) -> str | None:
         """One attempt. None if it was committed, else why not."""
         history = self.journal.history
-        known = history.graph is not None
         edits = self.upkeep.edits_for(history.manifest)
         clock_ms = max(self._clock(), history.clock_ms)
         steering = self._steer(epoch, clock_ms)
-        tables = steering.tables
+        changed = steering.changed
+        version = self.modifier.of(changed)
+        before = history if changed is None else history.followed(changed.steps)
+        tables = steering.tables if changed is None else followed(steering.tables, changed.steps)
+        tables = self._tables_of(version.graph, tables)
         plan = Plan(
             epoch,
             Attempt(history.attempts),
             spark_query,
             offsets,
             clock_ms,
-            self._code,
-            None if known else self.graph.describe(),
-            {name: table for name, table in tables.items() if history.tables.get(name) != table},
+            version.code,
+            version.graph.describe() if history.graph is None or changed is not None else None,
+            {name: table for name, table in tables.items() if before.tables.get(name) != table},
             edits,
-            idle_sources(self._rules, history.clocks, clock_ms, self._since_ms),
+            idle_sources(rules_of(version.graph), history.clocks, clock_ms, self._since_ms),
             self.stated(),
             steering.outcomes,
             steering.control,
+            changed,
         )
         self.journal.append(plan)
         self._observe("planned", epoch)
         planned = time.perf_counter()
         try:
             share = _share(tables, self.executor.place(live_slots(tables), *draining(history, plan)))
-            reports, producers = self._execute(plan, share, records)
+            reports, producers = self._execute(version, plan, share, before, records)
         except ExecutionFailed as error:
-            self.journal.append(Abort(epoch, plan.attempt, str(error)[:2000]))
+            self._abort(plan, str(error), by_user=False)
             return str(error)
         self._observe("executed", epoch)
         executed = time.perf_counter()
-        verdict = judge(len(share.slots), producers, reports, self.graph.depth)
+        verdict = judge(len(share.slots), producers, reports, version.graph.depth)
         if isinstance(verdict, Reject):
-            self.journal.append(Abort(epoch, plan.attempt, verdict.reason[:2000]))
-            if verdict.failure is not None:
+            told = verdict.reason if verdict.failure is None else str(_step_error(verdict.failure, epoch))
+            self._abort(plan, told if changed is not None else verdict.reason, by_user=verdict.failure is not None)
+            if verdict.failure is not None and changed is None:
                 raise _step_error(verdict.failure, epoch)
             if verdict.damage is not None:
                 raise DamagedObject(verdict.damage.name, verdict.damage.found, verdict.damage.expected)
@@ -236,6 +252,8 @@ class Driver:
             )
         )
         self.upkeep.applied(edits)
+        if changed is not None:
+            self.modifier.committed(changed)
         ended = time.perf_counter()
         parts = {
             "plan": (planned - started) * 1000,
@@ -248,6 +266,12 @@ class Driver:
         self.last = EpochFacts(epoch, verdict.records, (ended - started) * 1000, parts, tries + 1, fetched)
         self._observe("committed", epoch)
         return None
+
+    def _abort(self, plan: Plan, reason: str, by_user: bool) -> None:
+        """Ends an attempt that leaves nothing. A modification in it may not be tried again."""
+        self.journal.append(Abort(plan.epoch, plan.attempt, reason[:2000]))
+        if plan.changed is not None:
+            self.modifier.failed(plan.changed, reason, by_user)
 
     def stated(self) -> dict[str, int]:
         """The watermarks that users' functions state now."""
@@ -267,6 +291,8 @@ class Driver:
     def _steer(self, epoch: Epoch, clock_ms: int) -> Steering:
         """What commands and migrations make of the routing tables at this epoch."""
         history = self.journal.history
+        plans, heard = self.listener.plans(history), self.listener.hear(history)
+        asked = {**plans, **{each.number: each.ask for each in heard}}
         facts = Facts(
             self.journal.store_id,
             history.generation,
@@ -276,19 +302,23 @@ class Driver:
             history.watermarks,
             history.control,
             history.outcomes,
-            self.listener.plans(history),
+            plans,
             self.listener.unread,
             history.workers,
+            history.version,
+            self.modifier.consider(asked, history),
+            self.last.duration_ms if self.last is not None and self.last.epoch == history.epoch else 0.0,
         )
-        return steer(facts, self.listener.hear(history))
+        return steer(facts, heard)
 
-    def _execute(self, plan: Plan, share: Share, records: Any) -> tuple[list[Report], int]:
-        history = self.journal.history
-        maker = Maker(history.generation, plan.epoch, "a", plan.attempt)
-        manifest, _ = history.manifest.edited(plan.edits)
-        task = epoch_task(self.graph, plan, maker, share.tables, history, len(share.slots))
-        slots = slot_tasks(self.graph, share.tables, manifest, share.slots, self.upkeep.busy())
-        return self.executor.execute(task, slots, records)
+    def _execute(
+        self, version: Version, plan: Plan, share: Share, before: History, records: Any
+    ) -> tuple[list[Report], int]:
+        maker = Maker(before.generation, plan.epoch, "a", plan.attempt)
+        manifest, _ = planned_manifest(self.journal.history, plan)
+        task = epoch_task(version.graph, plan, maker, share.tables, before, len(share.slots))
+        slots = slot_tasks(version.graph, share.tables, manifest, share.slots, self.upkeep.busy())
+        return self.executor.execute(version.spec, task, slots, records)
 
     def _deliver(self, epoch: Epoch) -> None:
         outputs = self.journal.history.recent[epoch].outputs

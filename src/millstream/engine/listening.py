@@ -13,6 +13,7 @@ import logging
 from millstream.errors import StoreUnavailable
 from millstream.protocol.epochs import History
 from millstream.protocol.migration import MigrationPlan
+from millstream.protocol.modification import Modification
 from millstream.protocol.steering import Heard
 from millstream.store.control_log import ControlLog
 
@@ -27,7 +28,7 @@ class Listener:
 
     def __init__(self, log: ControlLog) -> None:
         self.log = log
-        self._plans: dict[int, MigrationPlan] = {}
+        self._plans: dict[int, MigrationPlan | Modification] = {}
         self.unread: frozenset[int] = frozenset()
         """The commands under way whose plans could not be read just now: they stand still."""
 
@@ -40,23 +41,23 @@ class Listener:
                 if heard is None:
                     break
                 found.append(heard)
-                if isinstance(heard.ask, MigrationPlan):
+                if isinstance(heard.ask, MigrationPlan | Modification):
                     self._plans[heard.number] = heard.ask
         except StoreUnavailable as error:
             _LOG.warning("the control log cannot be read now: %s", error)
         return found
 
-    def plans(self, history: History) -> dict[int, MigrationPlan]:
-        """The plans of the commands that are under way; their seals were looked at when they were heard. One that is no
-        longer there is missing."""
+    def plans(self, history: History) -> dict[int, MigrationPlan | Modification]:
+        """What the commands under way ask for; one that is no longer there, or is not as it was
+        sealed, is missing."""
         live = [number for number, outcome in history.outcomes.items() if not outcome.over]
         unread = set()
         for number in live:
             if number not in self._plans:
                 try:
-                    plan = self.log.read(number)
-                    if plan is not None:
-                        self._plans[number] = plan
+                    heard = self.log.hear(number)  # a command that names code must still have its seal
+                    if heard is not None and isinstance(heard.ask, MigrationPlan | Modification):
+                        self._plans[number] = heard.ask
                 except StoreUnavailable as error:
                     unread.add(number)
                     _LOG.warning("the plan of command %d cannot be read now: %s", number, error)

@@ -95,3 +95,13 @@ def chosen_state(graph: Graph, step: str, state: str | None) -> tuple[Step, str]
     if name not in chosen.states:
         raise UserError(f"step {step!r} declares no state {name!r}; it has {', '.join(chosen.states)}")
     return chosen, name
+
+
+def check_same_step(step: Step, history: History) -> None:
+    """Refuses to read the state of an epoch in which the step was another one, or called otherwise."""
+    known = (history.graph or {}).get("steps", {})
+    if known.get(step.name) != step.describe():
+        raise UserError(
+            f"step {step.name!r} was another one at epoch {history.epoch}, before the query was modified; its state of "
+            "that time cannot be read any more"
+        )

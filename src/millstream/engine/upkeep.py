@@ -17,12 +17,12 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from millstream.engine.state import now_of
-from millstream.model.graph import Graph
+from millstream.engine.version import Version
 from millstream.protocol.compaction import Job, choose
 from millstream.protocol.epochs import History
 from millstream.protocol.manifest import Edit, Family, Manifest
@@ -43,8 +43,15 @@ _LOG = logging.getLogger("millstream")
 class Upkeep:
     """The background work of one driver."""
 
-    def __init__(self, store: ObjectStore, graph: Graph, executor: Executor, budget: int, background: bool) -> None:
-        self._store, self._graph, self._executor, self._budget = store, graph, executor, budget
+    def __init__(
+        self,
+        store: ObjectStore,
+        version: Callable[[], Version],
+        executor: Executor,
+        budget: int,
+        background: bool,
+    ) -> None:
+        self._store, self._version, self._executor, self._budget = store, version, executor, budget
         self._background = background
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
@@ -92,10 +99,10 @@ class Upkeep:
         else:
             self._round(journal)
 
-    def _choose(self, history: History) -> list[tuple[Job, Maker, int]]:
+    def _choose(self, version: Version, history: History) -> list[tuple[Job, Maker, int]]:
         manifest, _ = history.manifest.edited(self.edits_for(history.manifest))
         jobs: list[tuple[Job, Maker, int]] = []
-        for step in self._graph.steps:
+        for step in version.graph.steps:
             for state in step.families:
                 family = Family(step.name, state)
                 for slot, pieces in manifest.shares(family, history.tables[step.name]).items():
@@ -122,7 +129,10 @@ class Upkeep:
                 self.collect(journal)
             except Exception as error:
                 troubles.append(f"{type(error).__name__}: {error}")
-        jobs = self._choose(journal.history)
+        version, history = self._version(), journal.history
+        if history.graph != version.graph.describe():
+            return  # it is being modified just now
+        jobs = self._choose(version, history)
         if not jobs and not collect:
             return
         with self._lock:
@@ -131,7 +141,7 @@ class Upkeep:
             number = item[1].number
             if not self._stopped:
                 try:
-                    [edit] = self._executor.compact([item])
+                    [edit] = self._executor.compact(version.spec, [item])
                     with self._lock:
                         self._finished[number] = edit
                         self.compactions += 1

@@ -21,6 +21,7 @@ from typing import Any, NewType
 
 from millstream.errors import InvariantViolation, UserError
 from millstream.protocol.manifest import Edit, Manifest, SegmentRef
+from millstream.protocol.modification import Applied, Changed, followed
 from millstream.protocol.routing import RoutingTable
 from millstream.protocol.steering import Outcome, remembered
 from millstream.protocol.time import END_OF_TIME, NO_TIME, SourceClock
@@ -52,7 +53,7 @@ class Plan:
 
     `clock_ms` never goes back. `idle` are the sources that hold no watermark back in this epoch, and `stated` the
     watermarks that come from elsewhere than the records. `outcomes` are of the commands whose state it changes, and
-    `control` is how far the control log has been heard.
+    `control` is how far the control log has been heard. `changed` is there if the graph is another than before.
     """
 
     epoch: Epoch
@@ -68,6 +69,7 @@ class Plan:
     stated: dict[str, int] = field(default_factory=dict)
     outcomes: tuple[Outcome, ...] = ()
     control: int = 0
+    changed: Changed | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,6 +168,12 @@ class History:
     outcomes: dict[int, Outcome] = field(default_factory=dict)
     workers: dict[str, tuple[int, ...]] = field(default_factory=dict)
     fetch_limit: int = 0
+    modified: tuple[Applied, ...] = ()
+
+    @property
+    def version(self) -> int:
+        """That of the graph: how often it has been modified."""
+        return len(self.modified)
 
     @property
     def last_outputs(self) -> tuple[Output, ...]:
@@ -198,6 +206,17 @@ class History:
             case Commit():
                 return self._committed(self._ends_plan(entry), entry)
 
+    def followed(self, steps: Mapping[str, str | None]) -> History:
+        """The same, with steps called otherwise, or taken out."""
+        return replace(
+            self,
+            tables=followed(self.tables, steps),
+            watermarks=followed(self.watermarks, steps),
+            late=followed(self.late, steps),
+            dead_letters=followed(self.dead_letters, steps),
+            passed=followed(self.passed, steps),
+        )
+
     def _ends_plan(self, entry: Abort | Commit) -> Plan:
         if self.plan is None or (self.plan.epoch, self.plan.attempt) != (entry.epoch, entry.attempt):
             raise InvariantViolation(f"{entry.epoch}.{entry.attempt} ends an attempt that was not planned")
@@ -206,11 +225,14 @@ class History:
     def _committed(self, plan: Plan, commit: Commit) -> History:
         if not self.oldest <= commit.oldest <= commit.epoch:
             raise InvariantViolation(f"epoch {commit.epoch} gives up epochs before {commit.oldest}, not {self.oldest}")
-        for known, marks in ((self.watermarks, commit.watermarks), (self.passed, commit.passed)):
+        manifest, dropped = planned_manifest(self, plan)
+        manifest, more = manifest.edited(commit.edits)
+        dropped += more
+        before = self if plan.changed is None else self.followed(plan.changed.steps)
+        for known, marks in ((before.watermarks, commit.watermarks), (before.passed, commit.passed)):
             for name, mark in marks.items():
                 if mark < known.get(name, NO_TIME):
                     raise InvariantViolation(f"the watermark of {name} goes back from {known[name]} to {mark}")
-        manifest, dropped = self.manifest.edited((*plan.edits, *commit.edits))
         released = {name: at for name, at in self.released.items() if at > commit.oldest}
         released.update(dict.fromkeys(dropped, commit.epoch))
         recent = {at: what for at, what in self.recent.items() if at >= commit.oldest}
@@ -219,7 +241,7 @@ class History:
             self,
             spark_query=plan.spark_query,
             graph=plan.graph if plan.graph is not None else self.graph,
-            tables={**self.tables, **plan.tables},
+            tables={**before.tables, **plan.tables},
             epoch=commit.epoch,
             oldest=commit.oldest,
             manifest=manifest.added(commit.added),
@@ -229,14 +251,39 @@ class History:
             plan=None,
             clock_ms=plan.clock_ms,
             clocks={**self.clocks, **commit.clocks},
-            watermarks={**self.watermarks, **commit.watermarks},
-            late=_sums([self.late, commit.late]),
-            dead_letters=_sums([self.dead_letters, commit.dead_letters]),
-            passed={**self.passed, **commit.passed},
+            watermarks={**before.watermarks, **commit.watermarks},
+            late=_sums([before.late, commit.late]),
+            dead_letters=_sums([before.dead_letters, commit.dead_letters]),
+            passed={**before.passed, **commit.passed},
             control=plan.control,
             outcomes=remembered(self.outcomes, plan.outcomes),
             workers=self.workers if commit.workers is None else commit.workers,
+            modified=self.modified if plan.changed is None else (*self.modified, _applied(plan.changed, plan.epoch)),
         )
+
+
+def planned_manifest(history: History, plan: Plan) -> tuple[Manifest, tuple[str, ...]]:
+    """The manifest that an attempt runs on: after the plan's edits and its change of the graph; and the segments that
+    no longer count."""
+    manifest, dropped = history.manifest.edited(plan.edits)
+    if plan.changed is not None:
+        manifest, more = manifest.transferred(dict(plan.changed.families))
+        dropped += more
+    return manifest, dropped
+
+
+def _applied(changed: Changed, epoch: Epoch) -> Applied:
+    return Applied(
+        changed.number,
+        changed.code,
+        epoch,
+        changed.before,
+        changed.after,
+        changed.text,
+        changed.replaced,
+        changed.touched,
+        changed.inverse,
+    )
 
 
 def _sums(counts: Iterable[Mapping[str, int]]) -> dict[str, int]:

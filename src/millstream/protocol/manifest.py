@@ -13,7 +13,7 @@ Rules
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
@@ -140,6 +140,22 @@ class Manifest:
                     dropped.append(taken.name)
             families[edit.family] = _with(pieces, edit.outputs)
         return Manifest(families), tuple(dropped)
+
+    def transferred(self, families: Mapping[Family, Family | None]) -> tuple[Manifest, tuple[str, ...]]:
+        """The manifest in which families belong to other ones, or to none; and the segments that no longer count."""
+        kept = {family: pieces for family, pieces in self.families.items() if family not in families}
+        dropped: list[str] = []
+        for old, new in families.items():
+            pieces = self.families.get(old, {})
+            if new is None:
+                dropped += pieces
+                continue
+            if new in kept:
+                raise InvariantViolation(f"{old} is carried to {new}, which has state of its own")
+            kept[new] = {
+                name: Piece(replace(piece.segment, family=new), piece.ranges) for name, piece in pieces.items()
+            }
+        return Manifest(kept), tuple(dropped)
 
     def added(self, segments: Sequence[SegmentRef]) -> Manifest:
         """The manifest with these new segments."""

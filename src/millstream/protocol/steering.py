@@ -9,6 +9,7 @@ Rules
 - A plan is carried out from the routing versions it was made for, or refused (G8). At most one migration moves a step
   at a time.
 - A command that makes no sense is refused with a reason, and changes nothing else.
+- A modification that has been prepared takes effect in the next plan, unless it must wait (`protocol.modification`).
 
 `STATES` are those of an outcome, and what may follow each.
 """
@@ -16,12 +17,13 @@ Rules
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from millstream.protocol.keyspace import LAST
 from millstream.protocol.migration import MigrationPlan, Move, Start
+from millstream.protocol.modification import LIFE, Candidate, Changed, Modification
 from millstream.protocol.routing import RoutingTable
 
 STATES: dict[str, tuple[str, ...]] = {
@@ -30,6 +32,7 @@ STATES: dict[str, tuple[str, ...]] = {
     "done": (),
     "refused": (),
     "cancelled": (),
+    **LIFE,
 }
 MAX_BIN_BITS = 32
 MAX_PIECES = 1 << 22
@@ -47,9 +50,10 @@ class Outcome:
     verb: str
     """What it asked for."""
     state: str
-    """`waiting`, `running`, `done`, `refused` or `cancelled`."""
+    """`waiting`, `running`, `done`, `refused` or `cancelled`; of a modification `proposed`, `validated`, `prepared`,
+    `committed`, `aborted` or `rolled back`."""
     reason: str = ""
-    """Why it was refused or cancelled."""
+    """Why it was refused, cancelled, aborted or rolled back."""
     rounds: int = 0
     """How many rounds it has."""
     done: int = 0
@@ -69,6 +73,14 @@ class Outcome:
     """When, by the sender's clock, in milliseconds since 1970."""
     stale: bool = False
     """Whether it was refused for what has changed meanwhile, so that planning again can help."""
+    text: str = ""
+    """What it does, in words."""
+    heard_ms: int = 0
+    """When the driver heard it, by the driver's clock."""
+    over_ms: int = 0
+    """When it was over, by the driver's clock; 0 before."""
+    stall_ms: float = 0.0
+    """How long the longest of its epochs took, as far as its driver has seen them."""
 
     @property
     def over(self) -> bool:
@@ -83,13 +95,17 @@ class Cancel:
     number: int
 
 
+Ask = MigrationPlan | Cancel | Modification
+"""What a command may ask for."""
+
+
 @dataclass(frozen=True, slots=True)
 class Heard:
     """A command as the driver has read it: what it asks for, or why that cannot be known."""
 
     number: int
     verb: str
-    ask: MigrationPlan | Cancel | None
+    ask: Ask | None
     trouble: str = ""
     sender: str = ""
     at_ms: int = 0
@@ -97,8 +113,9 @@ class Heard:
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What a decision is made from. `plans` are those of the commands that are waiting or running, but for those that
-    are `unread`, because the store cannot be read now. `workers` are those that the last epoch ran on.
+    """What a decision is made from. `plans` are what the commands ask for that are waiting or running, but for those
+    that are `unread`, because the store cannot be read now. `workers` are those that the last epoch ran on. `version`
+    is that of the graph, and `candidates` are the modifications that are being prepared.
     """
 
     store: str
@@ -109,9 +126,13 @@ class Facts:
     watermarks: Mapping[str, int]
     control: int
     outcomes: Mapping[int, Outcome]
-    plans: Mapping[int, MigrationPlan]
+    plans: Mapping[int, MigrationPlan | Modification]
     unread: Collection[int] = ()
     workers: Collection[str] = ()
+    version: int = 0
+    candidates: Mapping[int, Candidate] = field(default_factory=dict)
+    took_ms: float = 0.0
+    """How long the last committed epoch took; 0 if that is not known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,6 +142,8 @@ class Steering:
     tables: dict[str, RoutingTable]
     outcomes: tuple[Outcome, ...]
     control: int
+    changed: Changed | None = None
+    """The modification that takes effect."""
 
 
 def remembered(known: Mapping[int, Outcome], changed: Sequence[Outcome]) -> dict[int, Outcome]:
@@ -138,10 +161,13 @@ def remembered(known: Mapping[int, Outcome], changed: Sequence[Outcome]) -> dict
 def steer(facts: Facts, heard: Sequence[Heard]) -> Steering:
     """Answers the commands that were heard, and takes every migration that is due one round on."""
     course = _Course(facts)
+    course.look_back()
     for command in heard:
         course.answer(command)
     course.go_on()
-    return Steering(course.tables, tuple(course.changed[number] for number in sorted(course.changed)), course.control)
+    course.modify()
+    outcomes = tuple(course.changed[number] for number in sorted(course.changed))
+    return Steering(course.tables, outcomes, course.control, course.modified)
 
 
 class _Course:
@@ -150,26 +176,51 @@ class _Course:
     def __init__(self, facts: Facts) -> None:
         self.facts, self.tables, self.control = facts, dict(facts.tables), facts.control
         self.live = {number: outcome for number, outcome in facts.outcomes.items() if not outcome.over}
-        self.plans = dict(facts.plans)
+        self.plans: dict[int, MigrationPlan] = {}
+        self.modifications: dict[int, Modification] = {}
+        for number, plan in facts.plans.items():
+            if isinstance(plan, Modification):
+                self.modifications[number] = plan
+            else:
+                self.plans[number] = plan
         self.changed: dict[int, Outcome] = {}
+        self.modified: Changed | None = None
 
     def note(self, outcome: Outcome) -> None:
+        if outcome.over and not outcome.over_ms:
+            outcome = replace(outcome, over_ms=self.facts.clock_ms)
         self.changed[outcome.number] = outcome
         if outcome.over:
             self.live.pop(outcome.number, None)
         else:
             self.live[outcome.number] = outcome
 
+    def look_back(self) -> None:
+        """Notes how long the last epoch took, for the commands that had a part in it."""
+        for number, outcome in self.facts.outcomes.items():
+            mine = 0 <= outcome.began <= self.facts.epoch - 1 <= outcome.last
+            if mine and self.facts.took_ms > outcome.stall_ms:
+                seen = replace(outcome, stall_ms=round(self.facts.took_ms, 1))
+                self.changed[number] = seen
+                if number in self.live:
+                    self.live[number] = seen
+
     def answer(self, heard: Heard) -> None:
         self.control = heard.number + 1
-        outcome = Outcome(heard.number, heard.verb, "waiting", sender=heard.sender, at_ms=heard.at_ms)
+        outcome = Outcome(
+            heard.number, heard.verb, "waiting", sender=heard.sender, at_ms=heard.at_ms, heard_ms=self.facts.clock_ms
+        )
         if isinstance(heard.ask, MigrationPlan):
             plan = heard.ask
             total = sum(max(0, move.bytes) for moves in plan.rounds for move in moves)
+            text = f"{plan.bins} bins, {plan.strategy}"[:200]
             outcome = replace(outcome, rounds=len(plan.rounds), bytes=min(total, 2**63 - 1), drains=plan.drains[:200])
+            outcome = replace(outcome, text=text)
             outcome = self._judged(outcome, plan)
             if not outcome.over:
                 self.plans[heard.number] = plan
+        elif isinstance(heard.ask, Modification):
+            outcome = self._proposed(replace(outcome, text=heard.ask.text[:2000]), heard.ask)
         elif isinstance(heard.ask, Cancel):
             outcome = self._cancel(heard.ask, outcome)
         else:
@@ -184,6 +235,65 @@ class _Course:
             return replace(outcome, state="refused", reason=f"command {ask.number} is not under way: {found}")
         self.note(replace(target, state="cancelled", reason=f"by command {outcome.number}"))
         return replace(outcome, state="done")
+
+    def _proposed(self, outcome: Outcome, ask: Modification) -> Outcome:
+        if ask.store != self.facts.store:
+            reason = f"it was made for another query (store id {ask.store[:40]!r}, this is {self.facts.store})"
+            return replace(outcome, state="refused", reason=reason)
+        stale = self._outdated(ask)
+        if stale:
+            return replace(outcome, state="refused", reason=stale, stale=True)
+        self.modifications[outcome.number] = ask
+        return replace(outcome, state="proposed")
+
+    def _outdated(self, ask: Modification) -> str:
+        if ask.version == self.facts.version:
+            return ""
+        return (
+            f"the modification is stale: it was made for version {ask.version} of the graph, found "
+            f"{self.facts.version}; make it again"
+        )
+
+    def modify(self) -> None:
+        """Takes modifications as far as they are prepared; the first that may take effect does."""
+        for number in sorted(self.live):
+            outcome = self.live[number]
+            if outcome.state not in LIFE or number in self.facts.unread:
+                continue
+            ask, candidate = self.modifications.get(number), self.facts.candidates.get(number)
+            if ask is None:
+                self.note(replace(outcome, state="aborted", reason="its command can no longer be read"))
+            elif self.modified is not None or self._outdated(ask):
+                stale = self._outdated(ask) or f"command {self.modified.number if self.modified else 0} came first"
+                self.note(replace(outcome, state="refused", reason=stale, stale=True))
+            elif candidate is not None:
+                self._take_on(outcome, ask, candidate)
+
+    def _take_on(self, outcome: Outcome, ask: Modification, candidate: Candidate) -> None:
+        if candidate.state in ("aborted", "rolled back"):
+            self.note(replace(outcome, state=candidate.state, reason=candidate.reason[:2000]))
+        elif candidate.state == "prepared" and candidate.changed is not None and ask.trial:
+            text = f"{ask.text}; it would do"
+            self.note(replace(outcome, state="done", text="\n".join(filter(None, [text, candidate.changed.told]))))
+        elif candidate.state == "prepared" and candidate.changed is not None and self._may_change(ask, candidate):
+            self.modified = candidate.changed
+            epoch = self.facts.epoch
+            self.note(replace(outcome, state="committed", rounds=1, done=1, began=epoch, last=epoch))
+        elif candidate.state != outcome.state and candidate.state in LIFE:
+            self.note(replace(outcome, state=candidate.state))
+
+    def _may_change(self, ask: Modification, candidate: Candidate) -> bool:
+        """Whether it is time, and nobody is moving what would be called otherwise, or gone."""
+        facts, changed = self.facts, candidate.changed
+        assert changed is not None
+        watermark = min(facts.watermarks.values(), default=-(2**63))
+        moving = {
+            step
+            for number, outcome in self.live.items()
+            if outcome.state == "running" and number in self.plans
+            for step in self.plans[number].versions
+        }
+        return ask.start.reached(facts.epoch, facts.clock_ms, watermark) and not moving & set(changed.steps)
 
     def _judged(self, outcome: Outcome, plan: MigrationPlan, due: bool = False) -> Outcome:
         """The outcome as it was, or refused."""
@@ -211,7 +321,7 @@ class _Course:
     def go_on(self) -> None:
         for number in sorted(self.live):
             outcome, plan = self.live[number], self.plans.get(number)
-            if number in self.facts.unread:
+            if number in self.facts.unread or outcome.state in LIFE:
                 continue
             if plan is None:
                 self.note(replace(outcome, state="cancelled", reason="its command can no longer be read"))

@@ -34,23 +34,25 @@ from millstream.store.names import Maker
 class SparkExecutor:
     """Runs attempts on a Spark session."""
 
-    def __init__(self, spark: SparkSession, spec_bytes: bytes) -> None:
-        self._spark, self._spec_bytes = spark, spec_bytes
+    def __init__(self, spark: SparkSession) -> None:
+        self._spark = spark
         self._exchange = Exchange(spark.sparkContext)
         self._local = is_local(spark)
         self._workers: dict[str, str] = {}
         self._placed: dict[int, str] = {}
         self._known: frozenset[str] = frozenset()
 
-    def execute(self, task: EpochTask, slots: Sequence[SlotTask], records: DataFrame) -> tuple[list[Report], int]:
+    def execute(
+        self, spec: bytes, task: EpochTask, slots: Sequence[SlotTask], records: DataFrame
+    ) -> tuple[list[Report], int]:
         try:
             messages: RDD[bytes] = RDD(
                 records._jdf.toArrowBatchRdd().toJavaRDD(), self._spark.sparkContext, NoOpSerializer()
             )
             found, producers = self._exchange.run(
                 messages,
-                tasks.router(self._spec_bytes, task),
-                [tasks.hoster(self._spec_bytes, task, level) for level in range(1, task.depth + 1)],
+                tasks.router(spec, task),
+                [tasks.hoster(spec, task, level) for level in range(1, task.depth + 1)],
                 [slot.pack() for slot in slots],
                 self.places([slot.home for slot in slots]),
             )
@@ -58,11 +60,11 @@ class SparkExecutor:
             raise ExecutionFailed(_reason(error)) from error
         return [report for data in found for report in msgspec.msgpack.decode(data, type=list[Report])], producers
 
-    def compact(self, jobs: Sequence[tuple[Job, Maker, int]]) -> list[Edit]:
+    def compact(self, spec: bytes, jobs: Sequence[tuple[Job, Maker, int]]) -> list[Edit]:
         try:
             found = self._exchange.run_located(
                 [msgspec.msgpack.encode(job) for job in jobs],
-                tasks.compactor(self._spec_bytes),
+                tasks.compactor(spec),
                 self.places([slot for _, _, slot in jobs]),
             )
         except (Py4JError, PySparkException, OSError) as error:

@@ -28,12 +28,13 @@ import msgspec
 
 from millstream.errors import ConflictError, DamagedObject, StoreUnavailable, UserError
 from millstream.protocol.migration import MigrationPlan
-from millstream.protocol.steering import Cancel, Heard
+from millstream.protocol.modification import Modification
+from millstream.protocol.steering import Ask, Cancel, Heard
 from millstream.store import names
 from millstream.store.objects import ObjectStore
 
 MAX_COMMAND_BYTES = 64 << 20
-_KINDS: dict[str, Any] = {"MigrationPlan": MigrationPlan, "Cancel": Cancel}
+_KINDS: dict[str, Any] = {"MigrationPlan": MigrationPlan, "Cancel": Cancel, "Modification": Modification}
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +66,7 @@ class ControlLog:
         self.store, self._token = store, token
         self._key: bytes | None = None
 
-    def send(self, verb: str, ask: MigrationPlan | Cancel, from_number: int = 0) -> int:
+    def send(self, verb: str, ask: Ask, from_number: int = 0) -> int:
         """Adds a command; its number.
 
         `from_number` is how far the driver has heard, as a journal says that was read just now: older commands may
@@ -125,14 +126,14 @@ class ControlLog:
         ask = _asked(command)
         return replace(told, trouble=ask) if isinstance(ask, str) else replace(told, ask=ask)
 
-    def read(self, number: int) -> MigrationPlan | None:
-        """The plan of a command that the driver has taken on, for one who only shows it: no seal is looked at."""
+    def read(self, number: int) -> MigrationPlan | Modification | None:
+        """What a command that the driver has taken on asks for: no seal is looked at again."""
         data = self.store.get(names.command(number))
         command = None if data is None else _decoded(data)
-        if not isinstance(command, Command) or command.kind != MigrationPlan.__name__:
+        if not isinstance(command, Command) or command.kind not in _KINDS:
             return None
         ask = _asked(command)
-        return ask if isinstance(ask, MigrationPlan) else None
+        return ask if isinstance(ask, MigrationPlan | Modification) else None
 
     # -- the guard
 
@@ -207,20 +208,22 @@ def _decoded(data: memoryview) -> Command | str:
         return f"it cannot be read as a command: {_line(str(error), 400)}"
 
 
-def _asked(command: Command) -> MigrationPlan | Cancel | str:
+def _asked(command: Command) -> Ask | str:
     """What a command of a known kind asks for, or why that cannot be known."""
     try:
-        ask: MigrationPlan | Cancel = msgspec.json.decode(bytes(command.body), type=_KINDS[command.kind])
+        ask: Ask = msgspec.json.decode(bytes(command.body), type=_KINDS[command.kind])
         return ask if _fits(ask) else f"its {command.kind} cannot be read: it has a number beyond 64 bits"
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, UserError) as error:  # a range may be wrong
         return f"its {command.kind} cannot be read: {_line(str(error), 400)}"
 
 
-def _fits(ask: MigrationPlan | Cancel) -> bool:
+def _fits(ask: Ask) -> bool:
     """Whether all numbers are such as one can calculate with."""
     if isinstance(ask, Cancel):
         return _is_long(ask.number)
     start = ask.start
+    if isinstance(ask, Modification):
+        return all(map(_is_long, [ask.version, ask.reverts, start.epoch, start.clock_ms, start.event_time]))
     few = [ask.gap, ask.fetch_limit, start.epoch, start.clock_ms, start.event_time]
     moves = [move for moves in ask.rounds for move in moves]
     return all(map(_is_long, [*few, *ask.versions.values(), *ask.bin_bits.values()])) and all(

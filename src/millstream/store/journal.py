@@ -393,6 +393,7 @@ def _encode_history(history: History) -> bytes:
         "outcomes": history.outcomes,
         "workers": history.workers,
         "fetch_limit": history.fetch_limit,
+        "modified": history.modified,
     }
     return msgspec.json.encode(flat)
 

@@ -13,6 +13,7 @@ Rules
 from __future__ import annotations
 
 import copy
+import os
 import pickle
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
@@ -29,11 +30,14 @@ from millstream.engine.route import route
 from millstream.engine.spec import EpochTask, SlotTask, Spec
 from millstream.engine.state import read_state
 from millstream.engine.strong import host_once
+from millstream.engine.version import Version, fingerprints
 from millstream.errors import UserError
 from millstream.model.arrays import array_from
+from millstream.model.change import Calls, Change
 from millstream.model.computation import Computation
 from millstream.model.graph import Graph, resolve
 from millstream.model.query import Query, SinkNode
+from millstream.model.rewrite import Rewrite
 from millstream.model.times import micros, micros_of, moment
 from millstream.model.transform import Transform
 from millstream.model.types import parse_schema
@@ -41,11 +45,13 @@ from millstream.protocol.compaction import Job
 from millstream.protocol.epochs import Epoch, Output, Report
 from millstream.protocol.manifest import Edit
 from millstream.protocol.migration import MigrationPlan
+from millstream.protocol.modification import Modification
 from millstream.protocol.placement import place
 from millstream.protocol.planner import Layout
 from millstream.protocol.steering import Cancel, Outcome
 from millstream.protocol.time import NO_TIME
 from millstream.store.cache import WorkerCache
+from millstream.store.code import put_code
 from millstream.store.control_log import ControlLog
 from millstream.store.journal import Journal, digest_of, history_at
 from millstream.store.merge import merge
@@ -66,45 +72,80 @@ class LocalSpec(Spec):
         return next(item.fn for item in self.graph.maps if item.name == name)
 
 
+_PACKED: dict[bytes, Rewrite | Calls] = {}
+"""Rewrites of this process by what stands for them in stores."""
+
+
+class LocalWorkshop:
+    """Makes versions that never leave the process. Rewrites stay here, too: what is stored is only a name for them."""
+
+    def __init__(self, store: ObjectStore, schemas: Mapping[str, pa.Schema]) -> None:
+        self._store, self._schemas = store, schemas
+
+    def build(self, query: Query) -> Version:
+        missing = [name for name in query.sources if name not in self._schemas]
+        if missing:
+            raise UserError(f"give the schema of source {missing[0]!r}, such as {{{missing[0]!r}: 'word string'}}")
+        graph = resolve(query, self._schemas)
+        return Version(query, graph, fingerprints(query), LocalSpec(graph, "", self._store.uri, {}, {}))
+
+    def try_out(self, version: Version) -> str:
+        for step in version.graph.steps:
+            try:
+                version.spec.new_computation(step.name)
+            except Exception as error:
+                return f"the computation of step {step.name!r} cannot be copied: {type(error).__name__}: {error}"
+        return ""
+
+    def pack(self, rewrite: Rewrite | Calls) -> bytes:
+        name = f"rewrite {len(_PACKED)} of process {os.getpid()}".encode()
+        _PACKED[name] = rewrite
+        return name
+
+    def unpack(self, data: bytes) -> Rewrite | Calls:
+        return _PACKED[data]
+
+
 class InProcess:
     """Runs every part of an epoch here and now."""
 
     def __init__(
         self,
-        spec: Spec,
         store: ObjectStore,
         map_tasks: int,
         crashes: Crashes | None = None,
         workers: Callable[[], Sequence[str]] = lambda: ("0",),
         cache_dir: Path | None = None,
     ) -> None:
-        self.spec, self.store, self.map_tasks, self.crashes = spec, store, map_tasks, crashes or Crashes()
+        self.store, self.map_tasks, self.crashes = store, map_tasks, crashes or Crashes()
         self._workers, self._cache_dir = workers, cache_dir
         self._seen: dict[str, ObjectStore] = {}
         self.placed: dict[int, str] = {}
         self._known: frozenset[str] = frozenset()
 
-    def execute(self, task: EpochTask, slots: Sequence[SlotTask], records: Any) -> tuple[list[Report], int]:
+    def execute(self, spec: Spec, task: EpochTask, slots: Sequence[SlotTask], records: Any) -> tuple[list[Report], int]:
         before = self.crashes.next_stop()
         if before is not None:
-            self._run(task, slots, before)
+            self._run(spec, task, slots, before)
             raise MarkerReached("CRASH")
-        return self._run(task, slots, records)
+        return self._run(spec, task, slots, records)
 
-    def _run(self, task: EpochTask, slots: Sequence[SlotTask], records: Records) -> tuple[list[Report], int]:
+    def _run(
+        self, spec: Spec, task: EpochTask, slots: Sequence[SlotTask], records: Records
+    ) -> tuple[list[Report], int]:
         producers = []
-        for source in self.spec.graph.sources:
+        for source in spec.graph.sources:
             rows = records.get(source.name, [])
             step = max(1, -(-len(rows) // self.map_tasks))
             for start in range(0, len(rows), step):
                 producers.append([(source.name, to_batch(rows[start : start + step], source.schema))])
-        sent = [list(route(self.spec, task, batches, number, self.store)) for number, batches in enumerate(producers)]
+        sent = [list(route(spec, task, batches, number, self.store)) for number, batches in enumerate(producers)]
         for level in range(1, task.depth + 1):
             hosted = []
             for mine in slots:
                 payloads = [payloads[mine.slot] for payloads in reversed(sent)]  # any order must do
                 store = self._store_at(mine.home)
-                hosted.append(host_once(self.spec, task, level, SlotTask.unpack(mine.pack()), payloads, store))
+                hosted.append(host_once(spec, task, level, SlotTask.unpack(mine.pack()), payloads, store))
             sent = [list[Any](one.payloads(task, self.store)) for one in hosted]
         return [report for one in hosted for report in one.reports], len(producers)
 
@@ -114,7 +155,7 @@ class InProcess:
         self._known = frozenset(workers)
         return self.placed
 
-    def compact(self, jobs: Sequence[tuple[Job, Maker, int]]) -> list[Edit]:
+    def compact(self, spec: Spec, jobs: Sequence[tuple[Job, Maker, int]]) -> list[Edit]:
         return [merge(self._store_at(slot), CACHE.apart(), job, maker, slot) for job, maker, slot in jobs]
 
     def _store_at(self, slot: int) -> ObjectStore:
@@ -179,25 +220,23 @@ class Simulated:
         self._stated: dict[str, int] = {}
         self._crashes = Crashes()
         self._observe, self._background, self._options = observe, background, Options(**options)
-        self.graph = self._resolved(query)
-        self.delivered: dict[str, dict[int, list[tuple[Any, ...]]]] = {sink.name: {} for sink in self.graph.sinks}
+        self._workshop = LocalWorkshop(self.store, self._schemas)
+        self.delivered: dict[str, dict[int, list[tuple[Any, ...]]]] = {name: {} for name in query.sinks}
         self.deliveries: list[tuple[str, int]] = []
-        self.driver = self._new_driver()
+        self.driver = self._new_driver(query)
 
-    def _resolved(self, query: Query) -> Graph:
-        missing = [name for name in query.sources if name not in self._schemas]
-        if missing:
-            raise UserError(f"give the schema of source {missing[0]!r}, such as {{{missing[0]!r}: 'word string'}}")
-        return resolve(query, self._schemas)
+    @property
+    def graph(self) -> Graph:
+        """The graph that runs."""
+        return self.driver.graph
 
-    def _new_driver(self) -> Driver:
+    def _new_driver(self, query: Query) -> Driver:
         """A driver that has claimed the store."""
-        spec = LocalSpec(self.graph, "", self.store.uri, {}, {})
         driver = Driver(
-            self.graph,
+            self._workshop.build(query),
             Journal.open(self.store),
-            {},
-            InProcess(spec, self.store, self.map_tasks, self._crashes, lambda: self.workers, self._cache_dir),
+            self._workshop,
+            InProcess(self.store, self.map_tasks, self._crashes, lambda: self.workers, self._cache_dir),
             self,
             self._options,
             self._announced,
@@ -220,22 +259,20 @@ class Simulated:
 
         A query that is given takes the place of the old one: the same graph, perhaps with other code.
         """
-        before = (self.query, self.graph, self.map_tasks)
+        tasks, self.map_tasks = self.map_tasks, map_tasks or self.map_tasks
         try:
-            if query is not None:
-                self.query, self.graph = query, self._resolved(query)
-            self.map_tasks = map_tasks or self.map_tasks
-            driver = self._new_driver()
+            driver = self._new_driver(query or self.query)
         except BaseException:
-            self.query, self.graph, self.map_tasks = before
+            self.map_tasks = tasks
             raise
+        self.query = query or self.query
         self.driver.close()
         self.driver = driver
 
     def deliver(self, sink: SinkNode, schema: pa.Schema, outputs: Sequence[Output], epoch: int) -> None:
         table = read_productions(self.store, schema, outputs)
         rows = [tuple(row.values()) for row in table.to_pylist()]
-        known = self.delivered[sink.name].setdefault(epoch, rows)
+        known = self.delivered.setdefault(sink.name, {}).setdefault(epoch, rows)
         assert known == rows, f"epoch {epoch} was delivered to {sink.name} with other productions before"
         self.deliveries.append((sink.name, epoch))
 
@@ -323,6 +360,17 @@ class Simulated:
         """Sends a plan as a command, which the next epochs carry out; its number."""
         log = ControlLog(self.store, self._options.token)
         return log.send(plan.verb, plan, self.driver.journal.history.control)
+
+    def modify(self) -> Change:
+        """A change of the query that runs; see `send`."""
+        return Change(self.driver.modifier.version.query)
+
+    def send(self, change: Change) -> int:
+        """Sends a change as a command, which the next epochs carry out; its number."""
+        history = self.driver.journal.history
+        code = put_code(self.store, self._workshop.pack(change.rewrite))
+        ask = Modification(self.driver.journal.store_id, history.version, code, "a change")
+        return ControlLog(self.store, self._options.token).send("modify", ask, history.control)
 
     def cancel(self, number: int) -> int:
         """Sends the command that ends another one; its number."""

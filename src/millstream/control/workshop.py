@@ -1,0 +1,122 @@
+"""Versions of a query for Spark: its code is pickled, its graph is packed, and workers try both before anything runs.
+
+Rules
+-----
+- What is refused is refused before anything is written: a graph that does not fit, code that cannot be sent, a worker
+  that cannot load it or does not see the store.
+- A rewrite that was made in this process is used as it is, so that a `Memory` sink is the user's own; any other process
+  gets a copy, from the store.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import secrets
+from collections.abc import Mapping
+from typing import Any
+
+import pyarrow as pa
+from pyspark import cloudpickle
+from pyspark.sql import SparkSession
+
+from millstream.engine.spec import Spec
+from millstream.engine.version import Version, fingerprints
+from millstream.errors import UserError
+from millstream.model.change import Calls
+from millstream.model.graph import Graph, resolve
+from millstream.model.query import Query
+from millstream.model.rewrite import Rewrite
+from millstream.spark import tasks
+from millstream.store.cache import CacheSettings
+from millstream.store.journal import digest_of
+from millstream.store.objects import STAGING, ObjectStore
+
+
+class SparkWorkshop:
+    """Makes and tries versions on a Spark session."""
+
+    def __init__(
+        self,
+        spark: SparkSession,
+        store: ObjectStore,
+        store_id: str,
+        store_options: Mapping[str, str],
+        cache: CacheSettings,
+        schemas: Mapping[str, pa.Schema],
+    ) -> None:
+        self._spark, self._store, self._store_id = spark, store, store_id
+        self._store_options, self._cache, self._schemas = dict(store_options), cache, schemas
+        self._mine: dict[str, Rewrite | Calls] = {}
+
+    def build(self, query: Query) -> Version:
+        new = [name for name in query.sources if name not in self._schemas]
+        if new:
+            raise UserError(f"source {new[0]!r}: sources cannot be added to a query that runs; start it with them")
+        graph = resolve(query, self._schemas)
+        spec = Spec(
+            graph.without_code(), self._store_id, self._store.uri, self._store_options, codes_of(graph), self._cache
+        )
+        return Version(query, graph, fingerprints(query), spec.pack(cloudpickle.dumps))
+
+    def try_out(self, version: Version) -> str:
+        """Whether all workers can load the version and see the store: an empty string, or what is wrong."""
+        name, expected = f"{STAGING}probe-{secrets.token_hex(6)}", secrets.token_bytes(16)
+        self._store.put(name, expected)
+        try:
+            sc = self._spark.sparkContext
+            count = max(2, sc.defaultParallelism)
+            prober = tasks.prober(version.spec, name, expected)
+            found = sc.parallelize(range(count), count).mapPartitions(prober).collect()
+        except Exception as error:
+            lines = [line.strip() for line in str(error).splitlines() if "Error" in line or "Exception" in line]
+            return (
+                "Spark's Python workers do not run Millstream: "
+                + (lines[-1] if lines else type(error).__name__)
+                + ". They need the packages of the driver: set PYSPARK_PYTHON to an interpreter that has them, on "
+                f"every machine (it is {os.environ.get('PYSPARK_PYTHON', 'not set')!r} now)"
+            )
+        finally:
+            self._store.delete([name])
+        troubles = sorted({trouble for trouble in found if trouble})
+        if not troubles:
+            return ""
+        return "; ".join(troubles) + ". Every worker must see the same store and the same modules (addPyFile)"
+
+    def pack(self, rewrite: Rewrite | Calls) -> bytes:
+        try:
+            data: bytes = cloudpickle.dumps(rewrite)  # type: ignore[no-untyped-call]
+        except Exception as error:
+            raise UserError(
+                f"the change cannot be stored ({type(error).__name__}: {error}); keep only plain values on what it "
+                "brings, and open connections in setup()"
+            ) from error
+        self._mine[digest_of(data)] = rewrite
+        return data
+
+    def unpack(self, data: bytes) -> Rewrite | Calls:
+        mine = self._mine.get(digest_of(data))
+        if mine is not None:
+            return mine
+        loaded: Any = pickle.loads(data)
+        if not isinstance(loaded, Rewrite | Calls):
+            raise UserError(f"the code of the modification is a {type(loaded).__name__}, expected a rewrite")
+        return loaded
+
+
+def codes_of(graph: Graph) -> dict[str, bytes]:
+    """The code of each step and map, as workers get it."""
+    codes = {}
+    given: list[tuple[str, str, Any]] = [
+        (f"step {step.name!r}: its computation", step.name, step.computation) for step in graph.steps
+    ]
+    given += [(f"map {each.name!r}: its function", each.name, each.fn) for each in graph.maps]
+    for what, name, code in given:
+        try:
+            codes[name] = cloudpickle.dumps(code)  # type: ignore[no-untyped-call]
+        except Exception as error:
+            raise UserError(
+                f"{what} cannot be sent to workers ({type(error).__name__}: {error}); keep only plain values on it, "
+                "and open connections in setup()"
+            ) from error
+    return codes

@@ -1,0 +1,179 @@
+"""Modifying: from a command to a version that can be run, beside the epochs; and back, if its first epoch fails.
+
+Rules
+-----
+- Nothing of the running version is touched. A candidate is made from it, checked, and tried on workers, while epochs go
+  on; what came of that is a fact for the next plan to decide from (`protocol.steering`).
+- Preparing is idempotent: a driver that takes over prepares what its predecessor had under way anew.
+- A candidate whose first epoch failed in user code is not tried again. One whose epoch Spark failed is, a few times.
+- All versions since the query's first can be made again: rewrites are stored by hash, and the journal names them.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+
+from millstream.engine.version import Version, Workshop
+from millstream.errors import MillstreamError, UserError
+from millstream.model.change import Calls
+from millstream.model.graph import differences
+from millstream.model.rewrite import Rewrite, rewritten
+from millstream.model.transfers import Transfers, inverse, transfers
+from millstream.protocol.epochs import History
+from millstream.protocol.manifest import Family
+from millstream.protocol.modification import Candidate, Changed, Modification, missing_since
+from millstream.store.code import get_code, put_code
+from millstream.store.objects import ObjectStore
+
+MAX_TRIES = 2
+"""How often Spark may fail the first epoch of a modification."""
+
+
+class Modifier:
+    """The versions of one driver: the one that runs, and those that are being prepared."""
+
+    def __init__(self, store: ObjectStore, version: Version, workshop: Workshop, background: bool) -> None:
+        self._store, self.workshop, self._background = store, workshop, background
+        self.version = version
+        """The one that runs."""
+        self._lock = threading.Lock()
+        self._candidates: dict[int, Candidate] = {}
+        self._versions: dict[int, Version] = {}
+        self._failed: dict[int, int] = {}
+
+    # -- at a start
+
+    def catch_up(self, history: History) -> None:
+        """Goes on with the graph that the store was left with.
+
+        The query that is given may be that graph, or any that it was before: then what has been modified since is
+        applied to it again. Any other is refused.
+        """
+        if history.graph is None:
+            return
+        version = self.version
+        changed = differences(history.graph, version.graph.describe())
+        since = missing_since(history.modified, version.digest, version.code)
+        if changed and not since:
+            often = f", modified {history.version} times since" if history.modified else ""
+            raise UserError(
+                f"the query {version.graph.name!r} differs from the one that wrote the store {self._store.uri}{often}:"
+                "\n  "
+                + "\n  ".join(changed)
+                + "\nState of the old graph would be misread or lost. Start the old graph, "
+                "or use a new store."
+            )
+        for applied in since or ():
+            self.version, _, _ = self._built(self.version, applied.code)
+            if self.version.digest != applied.after:
+                raise UserError(
+                    f"modification {applied.number} of the query {self.version.graph.name!r}, applied again, gives "
+                    "another graph than it did; start the query as it was when it was modified, or as it is now"
+                )
+
+    # -- while it runs
+
+    def consider(self, asked: Mapping[int, object], history: History) -> dict[int, Candidate]:
+        """Prepares the modifications among these commands, and forgets all others; how far each has come."""
+        wanted = {
+            number: ask
+            for number, ask in asked.items()
+            if isinstance(ask, Modification) and ask.version == history.version
+        }
+        with self._lock:
+            for number in [number for number in self._candidates if number not in wanted]:
+                del self._candidates[number]
+                self._versions.pop(number, None)
+            fresh = [number for number in wanted if number not in self._candidates]
+            self._candidates.update({number: Candidate("proposed") for number in fresh})
+        for number in fresh:
+            if self._background:
+                threading.Thread(
+                    target=self._prepare, args=(number, wanted[number]), name="millstream-modify", daemon=True
+                ).start()
+            else:
+                self._prepare(number, wanted[number])
+        with self._lock:
+            return dict(self._candidates)
+
+    def of(self, changed: Changed | None) -> Version:
+        """The version that an attempt runs."""
+        if changed is None:
+            return self.version
+        with self._lock:
+            return self._versions[changed.number]
+
+    def failed(self, changed: Changed, reason: str, by_user: bool) -> None:
+        """An attempt with a modification was aborted."""
+        with self._lock:
+            count = self._failed[changed.number] = self._failed.get(changed.number, 0) + 1
+            if by_user or count >= MAX_TRIES:
+                self._candidates[changed.number] = Candidate("rolled back", reason)
+
+    def committed(self, changed: Changed) -> None:
+        """The first epoch of a modification is committed."""
+        with self._lock:
+            self.version = self._versions.pop(changed.number)
+            self._candidates.clear()
+            self._versions.clear()
+
+    # -- preparing
+
+    def _prepare(self, number: int, ask: Modification) -> None:
+        before = self.version
+        try:
+            version, rewrite, moved = self._built(before, ask.code)
+            undo = inverse(before.graph, version.graph, before.query, version.query, rewrite, moved)
+            undone_by = "" if undo is None or ask.trial else put_code(self._store, self.workshop.pack(undo))
+            changed = _changed(number, ask, before, version, rewrite, moved, undone_by)
+            self._note(number, before, Candidate("validated", changed=changed), version)
+            trouble = self.workshop.try_out(version)
+            state = Candidate("aborted", trouble) if trouble else Candidate("prepared", changed=changed)
+        except MillstreamError as error:
+            state = Candidate("aborted", str(error))
+        except Exception as error:  # whatever loading or constructing the user's code raises
+            state = Candidate("aborted", f"its code cannot be used: {type(error).__name__}: {error}")
+        self._note(number, before, state)
+
+    def _note(self, number: int, before: Version, candidate: Candidate, version: Version | None = None) -> None:
+        with self._lock:
+            if number in self._candidates and self.version is before:
+                self._candidates[number] = candidate
+                if version is not None:
+                    self._versions[number] = version
+
+    def _built(self, before: Version, code: str) -> tuple[Version, Rewrite, Transfers]:
+        """A version with a stored rewrite applied to it, and what becomes of the state."""
+        loaded = self.workshop.unpack(get_code(self._store, code))
+        rewrite = loaded.rewrite(before.query) if isinstance(loaded, Calls) else loaded
+        version = self.workshop.build(rewritten(before.query, rewrite))
+        return version, rewrite, transfers(before.graph, version.graph, rewrite)
+
+
+def _changed(
+    number: int,
+    ask: Modification,
+    before: Version,
+    version: Version,
+    rewrite: Rewrite,
+    moved: Transfers,
+    inverse: str,
+) -> Changed:
+    families = tuple(
+        (Family(*old), None if new is None else Family(*new)) for old, new in sorted(moved.families.items())
+    )
+    other = {name for name, code in version.code.items() if before.code.get(name, code) != code}
+    return Changed(
+        number,
+        ask.code,
+        before.digest,
+        version.digest,
+        ask.text[:2000],
+        families,
+        moved.steps,
+        {name: before.code[name] for name in sorted(other)},
+        rewrite.touched,
+        inverse,
+        "\n".join(moved.lines())[:4000],
+    )

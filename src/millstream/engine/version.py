@@ -1,0 +1,62 @@
+"""A version of a query: its graph with its code, ready to be run; and who makes and tries versions.
+
+Rules
+-----
+- A version is a value. A modification makes another one of it, and the old one goes on until that is committed.
+- What the executor is given (`spec`) is opaque here: bytes for Spark's workers, objects in tests.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import msgspec
+
+from millstream.model.change import Calls
+from millstream.model.fingerprint import fingerprint
+from millstream.model.graph import Graph
+from millstream.model.query import Query
+from millstream.model.rewrite import Rewrite
+from millstream.store.journal import digest_of
+
+
+@dataclass(frozen=True, slots=True)
+class Version:
+    """A graph with its code. `code` are the fingerprints of the code of each step and map."""
+
+    query: Query
+    graph: Graph
+    code: dict[str, str]
+    spec: Any
+
+    @property
+    def digest(self) -> str:
+        """What tells graphs apart, by all that stored state depends on."""
+        return digest_of(msgspec.json.encode(self.graph.describe()))
+
+
+def fingerprints(query: Query) -> dict[str, str]:
+    """Those of the code of each step and map."""
+    found = {name: fingerprint(node.computation) for name, node in query.steps.items()}
+    return {**found, **{name: fingerprint(each.fn) for name, each in query.maps.items()}}
+
+
+class Workshop(Protocol):
+    """Makes versions of a query where it runs: on Spark, or in a test."""
+
+    def build(self, query: Query) -> Version:
+        """The version of a query, checked as one that is started is. Raises `UserError`."""
+        ...
+
+    def try_out(self, version: Version) -> str:
+        """Prepares workers for a version; what is wrong with it there, or nothing."""
+        ...
+
+    def pack(self, rewrite: Rewrite | Calls) -> bytes:
+        """A rewrite with its code, as it is stored."""
+        ...
+
+    def unpack(self, data: bytes) -> Rewrite | Calls:
+        """What `pack` has packed. Raises what loading the code raises."""
+        ...

@@ -1,0 +1,315 @@
+"""A change of a running query, as users write it: insert, replace, remove, rename, or any stream of their own.
+
+Rules
+-----
+- A change edits a copy of the query. The query that runs is not touched, and a change that is not asked for is nothing.
+- What can be seen to be wrong at once is refused at once, by name; the rest when the change is resolved: the new graph
+  must be as good as one that is started (`graph.resolve`), and every state must have its rule (`model.transfers`).
+- Names stay unique, and a name is the address of state: a step that is renamed takes its state along.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pyarrow as pa
+
+from millstream.errors import UserError
+from millstream.model.computation import Computation, check_computation
+from millstream.model.query import InputNode, Query, Stream, check_name
+from millstream.model.rewrite import Rewrite, copied, readers_of, rewired, rewrite_of
+from millstream.model.types import format_schema
+
+Names = str | Sequence[str]
+VERBS = ("insert", "replace", "remove", "rename")
+
+
+@dataclass(frozen=True, slots=True)
+class Calls:
+    """A change as the calls that make it, for those who do not have the query: verb and arguments of each."""
+
+    calls: tuple[tuple[str, dict[str, Any]], ...] = ()
+
+    def rewrite(self, query: Query) -> Rewrite:
+        """What the calls make of a query."""
+        change = Change(query)
+        for verb, arguments in self.calls:
+            if verb not in VERBS:
+                raise UserError(f"a change cannot {verb!r}; it can {', '.join(VERBS)}")
+            try:
+                getattr(change, verb)(**arguments)
+            except TypeError as error:
+                raise UserError(f"{verb}: {error}") from error
+        return change.rewrite
+
+
+class Change:
+    """What is to become of a query. Made by `modify()` of a running query.
+
+    >>> import millstream as ms
+    >>> from millstream.model.change import Change
+    >>> class Seen(ms.Computation):
+    ...     output = "word string"
+    ...
+    ...     def on_record(self, row, at):
+    ...         yield (at.key,)
+    >>> query = ms.Query("words")
+    >>> words = query.source("words", None).key_by("word").compute("seen", Seen).sink("out", ms.Memory())
+    >>> change = Change(query)
+    >>> change.insert("short", keep=lambda batch: [len(w) < 9 for w in batch["word"].to_pylist()], after="words")
+    >>> change.query
+    Query('words'): words -> short, words -> seen, seen -> [out]
+    """
+
+    def __init__(self, query: Query) -> None:
+        self._before = query
+        self.query = copied(query)
+        """The query as it will be."""
+        self._renamed: dict[str, str] = {}
+        self._states: dict[str, dict[str, Any]] = {}
+
+    @property
+    def rewrite(self) -> Rewrite:
+        """The change so far, as a value."""
+        return rewrite_of(self._before, self.query, self._renamed, self._states)
+
+    def stream(self, name: str) -> Stream:
+        """A stream of the query, by the name of its source, step, output (`step.output`) or map: what is built on it
+        with `key_by`, `compute`, `map_batches`, `sink` and so on is part of the change."""
+        self._check_stream(name)
+        return Stream(self.query, (name,))
+
+    def insert(
+        self,
+        name: str,
+        computation: type[Computation] | Computation | None = None,
+        *,
+        after: Names,
+        before: Names | None = None,
+        key: Names | None = None,
+        keep: Callable[[pa.RecordBatch], Any] | None = None,
+        map: Callable[[pa.RecordBatch], Any] | None = None,
+        output: str | None = None,
+        late: str = "drop",
+        on_error: str = "stop",
+        productions: str = "weak",
+    ) -> None:
+        """Adds a step that reads the stream `after`, or several that are united.
+
+        `before` names those that shall read it in the place of `after`: steps, maps or sinks; nobody by default, so
+        that it is a branch of its own. Give one of: a `computation`, keyed by `key` (if left out, as the step `before`
+        is; `Dedupe` knows its own); a filter, `keep`, as of `Stream.filter`; or a function of batches, `map`, with
+        its `output`, as of `Stream.map_batches`.
+        """
+        given = [each is not None for each in (computation, keep, map)].count(True)
+        if given != 1:
+            raise UserError(f"insert {name!r}: give one of a computation, keep=... and map=..., found {given}")
+        streams = _several("after", after)
+        for stream in streams:
+            self._check_stream(stream)
+        readers = _several("before", before) if before is not None else ()
+        for reader in readers:
+            if not any(reader in readers_of(self.query, stream) for stream in streams):
+                known = sorted({each for stream in streams for each in readers_of(self.query, stream)})
+                raise UserError(
+                    f"insert {name!r}: {reader!r} does not read {' + '.join(streams)}; those that do: "
+                    f"{', '.join(known) or 'none'}"
+                )
+        source = Stream(self.query, tuple(streams))
+        if computation is not None:
+            columns = self._key_of(name, computation, key, streams, readers)
+            keyed = source.key_by(*columns)
+            made = keyed.compute(name, computation, late=late, on_error=on_error, productions=productions)
+        elif keep is not None:
+            made = source.filter(name, keep)
+        else:
+            assert map is not None
+            made = source.map_batches(name, map, output=output or "")
+        for reader in readers:
+            rewired(self.query, reader, dict.fromkeys(streams, made.name))
+            if reader in self.query.steps:
+                node = self.query.steps[reader]
+                self.query.steps[reader] = replace(node, inputs=tuple(dict.fromkeys(node.inputs)))
+            elif reader in self.query.maps:
+                each = self.query.maps[reader]
+                self.query.maps[reader] = replace(each, streams=tuple(dict.fromkeys(each.streams)))
+
+    def _key_of(
+        self, name: str, computation: Any, key: Names | None, streams: Sequence[str], readers: Sequence[str]
+    ) -> Sequence[str]:
+        if key is not None:
+            return _several("key", key)
+        own = getattr(computation, "id", None)  # of a Dedupe
+        if isinstance(own, tuple):
+            return own
+        keys = {
+            given.key
+            for reader in readers
+            if reader in self.query.steps
+            for given in self.query.steps[reader].inputs
+            if given.stream in streams
+        }
+        if len(keys) != 1:
+            raise UserError(f"insert {name!r}: say by which columns its records are keyed: key='user'")
+        return keys.pop()
+
+    def replace(
+        self,
+        name: str,
+        computation: type[Computation] | Computation | None = None,
+        *,
+        state: Mapping[str, Any] | Any = None,
+        key: Names | None = None,
+        late: str | None = None,
+        on_error: str | None = None,
+        productions: str | None = None,
+        keep: Callable[[pa.RecordBatch], Any] | None = None,
+        map: Callable[[pa.RecordBatch], Any] | None = None,
+        output: str | None = None,
+    ) -> None:
+        """Gives a step another computation, or a map another function.
+
+        `state` says for every state, timer and hold of the old computation and of the new one what becomes of it, by
+        its name: `carry()`, `carry(type)`, `convert(fn)`, `fresh()`, or, for an old one, `drop()`. `carry()` alone
+        carries all, as they are. What is not named is an error that lists it. `key` and the other options stay as they
+        are unless they are given.
+        """
+        if name in self.query.maps:
+            self._replace_map(name, keep, map, output)
+            return
+        if name not in self.query.steps:
+            raise UserError(f"replace {name!r}: the query has no step or map of that name; {self._named('steps')}")
+        if keep is not None or map is not None:
+            raise UserError(f"replace {name!r}: it is a step; give it a computation, not keep= or map=")
+        node = self.query.steps[name]
+        try:
+            checked = node.computation if computation is None else check_computation(computation)
+        except UserError as error:
+            raise UserError(f"replace {name!r}: {error}") from error
+        inputs = node.inputs
+        if key is not None:
+            columns = tuple(_several("key", key))
+            if len({given.name for given in inputs}) > 1:
+                raise UserError(f"replace {name!r}: it has several inputs, each with a key of its own; insert it anew")
+            inputs = tuple(InputNode(given.name, given.stream, columns) for given in inputs)
+        scratch = copied(self.query)  # the checks of `compute`, under the same name
+        del scratch.steps[name]
+        scratch._add_step(
+            name, inputs, checked, late or node.late, on_error or node.on_error, productions or node.productions
+        )
+        self.query.steps[name] = scratch.steps[name]
+        self._states[name] = {"": state} if not isinstance(state, Mapping) else dict(state)
+
+    def _replace_map(self, name: str, keep: Any, map: Any, output: str | None) -> None:
+        each = self.query.maps[name]
+        if (keep is None) == (map is None):
+            raise UserError(f"replace {name!r}: it is a map; give it keep=... or map=...")
+        scratch = copied(self.query)
+        del scratch.maps[name]
+        stream = Stream(scratch, each.streams)
+        if keep is not None:
+            stream.filter(name, keep)
+        else:
+            shown = output if output is not None else format_schema(each.output)
+            stream.map_batches(name, map, output=shown, event_time=each.time)
+        self.query.maps[name] = scratch.maps[name]
+
+    def remove(self, name: str, *, reconnect: bool = False, cut: bool = False) -> None:
+        """Takes out a step, a map or a sink. The state of a step is dropped.
+
+        If others read it, say what they shall do: with `reconnect` they read what it read, with `cut` they lose that
+        input, and its sinks go with it.
+        """
+        if reconnect and cut:
+            raise UserError(f"remove {name!r}: reconnect and cut exclude each other")
+        if name in self.query.sinks:
+            del self.query.sinks[name]
+            return
+        if name in self.query.sources:
+            raise UserError(f"remove {name!r}: it is a source, and sources cannot be removed from a running query")
+        if name not in self.query.steps and name not in self.query.maps:
+            raise UserError(f"remove {name!r}: the query has no step, map or sink of that name; {self._named('steps')}")
+        made = [name, *(f"{name}.{each}" for each in self._outputs(name))]
+        readers = {reader: stream for stream in made for reader in readers_of(self.query, stream) if reader != name}
+        if readers and not reconnect and not cut:
+            raise UserError(
+                f"remove {name!r}: it is read by {', '.join(sorted(readers))}; say reconnect=True for them to read "
+                "what it read, or cut=True for them to do without"
+            )
+        if reconnect:
+            self._reconnect(name, readers)
+        else:
+            for reader in readers:
+                self._cut(name, reader, made)
+        del (self.query.steps if name in self.query.steps else self.query.maps)[name]
+        self._states.pop(name, None)
+        self._renamed = {old: new for old, new in self._renamed.items() if new != name}
+
+    def _reconnect(self, name: str, readers: Mapping[str, str]) -> None:
+        streams = (
+            self.query.maps[name].streams
+            if name in self.query.maps
+            else tuple(given.stream for given in self.query.steps[name].inputs)
+        )
+        if len(streams) != 1:
+            raise UserError(f"remove {name!r}: it reads {', '.join(streams)}; only one stream can take its place")
+        for reader, stream in readers.items():
+            rewired(self.query, reader, {stream: streams[0]})
+
+    def _cut(self, name: str, reader: str, made: Sequence[str]) -> None:
+        rewired(self.query, reader, dict.fromkeys(made))
+        left: Sequence[Any] = (None,)
+        if reader in self.query.steps:
+            left = self.query.steps[reader].inputs
+        elif reader in self.query.maps:
+            left = self.query.maps[reader].streams
+        elif reader in self.query.feedbacks:
+            left = ()
+        if not left:
+            raise UserError(f"remove {name!r}: {reader!r} would be left without an input; remove it first")
+
+    def rename(self, old: str, new: str) -> None:
+        """Calls a step otherwise. Its state goes with it."""
+        if old not in self.query.steps:
+            raise UserError(f"rename {old!r}: the query has no step of that name; {self._named('steps')}")
+        check_name("step", new)
+        self.query._take("step", new)
+        outputs = self._outputs(old)
+        node = self.query.steps[old]
+        self.query.steps = {
+            (new if name == old else name): (replace(node, name=new) if name == old else each)
+            for name, each in self.query.steps.items()
+        }
+        swapped: dict[str, str | None] = {old: new, **{f"{old}.{each}": f"{new}.{each}" for each in outputs}}
+        for reader in {reader for stream in swapped for reader in readers_of(self.query, stream)}:
+            rewired(self.query, reader, swapped)
+        first = next((before for before, now in self._renamed.items() if now == old), old)
+        if first in self._before.steps:  # or else it was inserted by this very change
+            self._renamed[first] = new
+        if old in self._states:
+            self._states[new] = self._states.pop(old)
+
+    def _outputs(self, name: str) -> list[str]:
+        node = self.query.steps.get(name)
+        return [] if node is None else [*node.computation.outputs, "late", "dead_letter"]
+
+    def _check_stream(self, name: str) -> None:
+        step, dot, output = name.partition(".") if isinstance(name, str) else ("", "", "")
+        if dot and step in self.query.steps:
+            Stream(self.query, (step,)).output(output)
+            return
+        if dot or not any(name in getattr(self.query, kind) for kind in ("sources", "steps", "maps", "feedbacks")):
+            streams = [*self.query.sources, *self.query.steps, *self.query.maps, *self.query.feedbacks]
+            raise UserError(f"no stream {name!r}; the query has {', '.join(streams)}")
+
+    def _named(self, kind: str) -> str:
+        return f"its {kind} are {', '.join(getattr(self.query, kind)) or 'none'}"
+
+
+def _several(what: str, given: Names) -> tuple[str, ...]:
+    names = (given,) if isinstance(given, str) else tuple(given)
+    if not names or not all(isinstance(name, str) for name in names):
+        raise UserError(f"{what}={given!r}: give a name, or several")
+    return names

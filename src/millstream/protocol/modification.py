@@ -1,0 +1,149 @@
+"""Modification: a change of the graph of a running query, as commands and the journal know it.
+
+Rules
+-----
+- A modification names its code by hash. It is made for one version of the graph, and refused if that is no longer the
+  one that runs (G8). At most one takes effect in an epoch.
+- All that it changes takes effect with one plan: the graph, the steps' names, and which family of state belongs to
+  whom. A commit makes it real; an attempt that is aborted has changed nothing (G3, G6).
+- It waits for migrations that are moving a step it renames or takes out; these never wait for it (G5).
+- If user code fails in its first epoch, the next attempt runs without it: it is rolled back as a whole.
+
+`LIFE` is its life cycle, and what may follow each state.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+from millstream.protocol.manifest import Family
+from millstream.protocol.migration import AT_ONCE, Start
+
+LIFE: dict[str, tuple[str, ...]] = {
+    "proposed": ("validated", "aborted", "refused", "cancelled"),
+    "validated": ("prepared", "aborted", "refused", "cancelled"),
+    "prepared": ("active", "done", "aborted", "refused", "cancelled"),
+    "active": ("committed", "rolled back"),
+    "committed": (),
+    "aborted": (),
+    "rolled back": (),
+}
+"""`proposed`: heard. `validated`: the new graph is good. `prepared`: workers have its code. `active`: the plan of its
+first epoch is journaled. `committed`: that epoch is. `aborted`: it was found wrong before anything changed. `rolled
+back`: its first epoch failed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Modification:
+    """What a command asks for: the rewrite in the object `code`, of the graph of this version."""
+
+    store: str
+    version: int
+    code: str
+    text: str = ""
+    """What it does, in words."""
+    start: Start = AT_ONCE
+    reverts: int = -1
+    """The number of the modification that it undoes; -1 for none."""
+    trial: bool = False
+    """Whether it is only to be validated and prepared, and never takes effect."""
+
+
+@dataclass(frozen=True, slots=True)
+class Changed:
+    """What a plan changes of the graph: by which command, and what becomes of steps and their state.
+
+    `families` are those whose state goes on under another name, or not at all (None); all others stay. `steps` are the
+    same of steps. `before` and `after` are digests of the descriptions of the two graphs.
+    """
+
+    number: int
+    code: str
+    before: str
+    after: str
+    text: str = ""
+    families: tuple[tuple[Family, Family | None], ...] = ()
+    steps: dict[str, str | None] = field(default_factory=dict)
+    replaced: dict[str, str] = field(default_factory=dict)
+    """The fingerprints of the code that it takes the place of, by step or map."""
+    touched: tuple[str, ...] = ()
+    """The names of all that it puts in or takes out."""
+    inverse: str = ""
+    """The code that undoes it; empty if it cannot be undone."""
+    told: str = ""
+    """What becomes of state, in words."""
+
+
+@dataclass(frozen=True, slots=True)
+class Applied:
+    """A modification that was committed: enough to apply it again to the graph it was made for."""
+
+    number: int
+    code: str
+    epoch: int
+    before: str
+    after: str
+    text: str = ""
+    replaced: dict[str, str] = field(default_factory=dict)
+    touched: tuple[str, ...] = ()
+    inverse: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """How far the preparation of a modification has come. `changed` is there once it is validated."""
+
+    state: str
+    reason: str = ""
+    changed: Changed | None = None
+
+
+def undoing(modified: Sequence[Applied], number: int) -> tuple[str, str]:
+    """The code that undoes a modification; or why it cannot be undone."""
+    found = next((applied for applied in modified if applied.number == number), None)
+    if found is None:
+        known = ", ".join(str(applied.number) for applied in modified) or "none"
+        return "", f"command {number} is no modification that was committed; those are {known}"
+    for later in modified[modified.index(found) + 1 :]:
+        shared = sorted(set(found.touched) & set(later.touched))
+        if shared:
+            return "", f"command {later.number} ({later.text}) has changed {shared[0]!r} since; revert that first"
+    if not found.inverse:
+        return "", f"the state of command {number} ({found.text}) cannot be changed back; replace the step instead"
+    return found.inverse, ""
+
+
+def missing_since(modified: Sequence[Applied], digest: str, code: Mapping[str, str]) -> Sequence[Applied] | None:
+    """Which modifications a query lacks, that has this description and this code: all since the version that it is.
+
+    None if it is no version there ever was. Where only code was replaced the description is that of several versions,
+    and the code tells which it is. Code that was never replaced, or is none of the replaced, is the user's to change.
+    """
+    for place, applied in enumerate(modified):
+        if applied.before == digest and all(
+            code.get(name) == fingerprint for name, fingerprint in _first_replaced(modified[place:]).items()
+        ):
+            return modified[place:]
+    return [] if modified and modified[-1].after == digest else None
+
+
+def _first_replaced(modified: Sequence[Applied]) -> dict[str, str]:
+    found: dict[str, str] = {}
+    for applied in modified:
+        found = {**applied.replaced, **found}
+    return found
+
+
+Said = TypeVar("Said")
+
+
+def followed(by_step: Mapping[str, Said], steps: Mapping[str, str | None]) -> dict[str, Said]:
+    """What is known of each step, under the names that steps have after a change; of those taken out nothing.
+
+    >>> followed({"a": 1, "b": 2, "c": 3}, {"a": "d", "b": None})
+    {'d': 1, 'c': 3}
+    """
+    found = {steps.get(name, name): said for name, said in by_step.items()}
+    return {name: said for name, said in found.items() if name is not None}
