@@ -254,6 +254,20 @@ def test_what_is_too_large_is_refused_before_it_is_read(here: Path, monkeypatch:
             bundle(target)
 
 
+def test_what_is_imported_often_counts_once(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    uses = "".join(f"from shop.rules import x{i}\nfrom single import y{i}\n" for i in range(10))
+    write(here, {"shop/__init__.py": "", "shop/rules.py": "#" * 300, "single.py": "#" * 300, "m.py": uses + COUNT})
+    monkeypatch.setattr(bundles, "MAX_CODE_BYTES", 600 + len(uses + COUNT))
+    assert files_of("m:Count") == {"m.py", "single.py", "shop/__init__.py", "shop/rules.py"}
+
+
+def test_what_is_no_file_is_left_out(here: Path) -> None:
+    write(here, {"shop/__init__.py": COUNT})
+    os.mkfifo(here / "shop" / "pipe")
+    (here / "shop" / "broken").symlink_to("nowhere")
+    assert files_of("shop:Count") == {"shop/__init__.py"}
+
+
 def test_a_folder_that_contains_itself_ends(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bundles, "MAX_FILES", 20)
     write(here, {"shop/__init__.py": COUNT})

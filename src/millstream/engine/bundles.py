@@ -138,7 +138,7 @@ class _Folder:
 
     def __init__(self, root: Path, only: str | None) -> None:
         self.root, self.files = root, dict[str, bytes]()
-        self._only, self._bytes = only, 0
+        self._only, self._bytes, self._whole = only, 0, set[Path]()
 
     def find(self, module: str) -> str | None:
         head = module.split(".")[0]
@@ -152,33 +152,41 @@ class _Folder:
         place = self.root
         for part in module.split("."):
             place = place / part
-            source, compiled = Path(f"{place}.py"), [f"{place}{suffix}" for suffix in EXTENSION_SUFFIXES]
             if (place / "__init__.py").is_file():
-                return self._take_all(place)
-            if any(os.path.isfile(path) for path in compiled):
-                raise _is_compiled(next(path for path in compiled if os.path.isfile(path)))
-            if source.is_file():
-                return self._add(source)
+                self._take_all(place)
+                return
+            for suffix in EXTENSION_SUFFIXES:
+                if os.path.isfile(f"{place}{suffix}"):
+                    raise _is_compiled(f"{place}{suffix}")
+            if os.path.isfile(f"{place}.py"):
+                self._add(Path(f"{place}.py"))
+                return
             if not place.is_dir():
-                return None
-        return None
+                return
 
     def _take_all(self, package: Path) -> None:
         self._check_head(package)
+        if package in self._whole:
+            return
+        self._whole.add(package)
         for folder, inner, names in os.walk(package, followlinks=True):
             inner[:] = [name for name in inner if name != "__pycache__" and not name.startswith(".")]
             for name in names:
                 if name.endswith(_COMPILED):
                     raise _is_compiled(os.path.join(folder, name))
-                if not name.startswith(".") and not name.endswith((".pyc", ".pyo", "~")):
-                    self._add(Path(folder, name))
+                path = Path(folder, name)
+                if path.is_file() and not name.startswith(".") and not name.endswith((".pyc", ".pyo", "~")):
+                    self._add(path)
 
     def _add(self, path: Path) -> None:
         self._check_head(path)
+        name = path.relative_to(self.root).as_posix()
+        if name in self.files:
+            return
         try:
             self._bytes += path.stat().st_size
             _check_size(self._bytes, len(self.files) + 1, path)
-            self.files[path.relative_to(self.root).as_posix()] = path.read_bytes()
+            self.files[name] = path.read_bytes()
         except OSError as error:
             raise UserError(f"cannot read {path}, which is part of the code to be sent: {error}") from error
 
