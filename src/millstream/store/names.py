@@ -6,6 +6,7 @@ Rules
   recognised by name alone, and something random, so that no two tasks ever write the same name (G3). The one exception
   is what a task with strong productions made: all runs of a task look for it under one name, and the first creates it.
 - A compaction is not an attempt of an epoch; it is named by the epoch it started from and `c<number>`.
+- Code is named by what it is: the SHA-256 of its bytes.
 - Step, state and stream names go into paths; `model.query` limits what they may be.
 """
 
@@ -26,6 +27,7 @@ OVERFLOW = "overflow/"
 STRONG = "strong/"
 CONTROL = "control/"
 GUARD = "control-guard"
+CODE = "code/"
 
 _COMMAND = re.compile(rf"{CONTROL}([0-9]{{20}})")
 _MADE_BY = re.compile(r"g(\d+)-e(\d+)-(a|c)(\d+)-")
@@ -59,6 +61,10 @@ def command_number(name: str) -> int | None:
     """The number of a command, or None if the name is not one of ours."""
     found = _COMMAND.fullmatch(name)
     return int(found[1]) if found else None
+
+
+def code(sha: str) -> str:
+    return f"{CODE}{sha}"
 
 
 def snapshot(number: int) -> str:
