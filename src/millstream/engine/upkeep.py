@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -26,6 +26,7 @@ from millstream.model.graph import Graph
 from millstream.protocol.compaction import Job, choose
 from millstream.protocol.epochs import History
 from millstream.protocol.manifest import Edit, Family, Manifest
+from millstream.store.forms import unpacked
 from millstream.store.garbage import clear_staging, old_commands, unneeded
 from millstream.store.journal import Journal
 from millstream.store.names import Maker
@@ -43,7 +44,17 @@ _LOG = logging.getLogger("millstream")
 class Upkeep:
     """The background work of one driver."""
 
-    def __init__(self, store: ObjectStore, graph: Graph, executor: Executor, budget: int, background: bool) -> None:
+    def __init__(
+        self,
+        store: ObjectStore,
+        graph: Graph,
+        executor: Executor,
+        budget: int,
+        background: bool,
+        forms: Mapping[tuple[str, str], bytes] | None = None,
+    ) -> None:
+        self.forms: Mapping[tuple[str, str], bytes] = forms or {}
+        """As in `Spec`: those of the families whose type has changed."""
         self._store, self._graph, self._executor, self._budget = store, graph, executor, budget
         self._background = background
         self._lock = threading.Lock()
@@ -95,13 +106,16 @@ class Upkeep:
     def _choose(self, history: History) -> list[tuple[Job, Maker, int]]:
         manifest, _ = history.manifest.edited(self.edits_for(history.manifest))
         jobs: list[tuple[Job, Maker, int]] = []
+        forms = self.forms
         for step in self._graph.steps:
             for state in step.families:
                 family = Family(step.name, state)
+                packed = forms.get(family, b"")
+                current = unpacked(packed).current
                 for slot, pieces in manifest.shares(family, history.tables[step.name]).items():
-                    job = choose(family, pieces, self._budget)
+                    job = choose(family, pieces, self._budget, form=current)
                     if job is not None:
-                        job = replace(job, now=now_of(step, state, history))
+                        job = replace(job, now=now_of(step, state, history), forms=packed)
                         jobs.append((job, Maker(history.generation, history.epoch, "c", self._next_number), slot))
                         self._next_number += 1
         return jobs

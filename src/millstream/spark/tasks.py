@@ -148,6 +148,9 @@ def _probe(spec_bytes: bytes, name: str, expected: bytes, _: Iterable[int]) -> I
         for each in spec.graph.maps:
             part = f"function of map {each.name!r}"
             spec.function(each.name)
+        for step_name, state in spec.forms:
+            part = f"conversion of {state!r} of step {step_name!r}"
+            spec.forms_of(step_name, state)
     except Exception as error:
         yield f"the {part} cannot be loaded on a worker: {type(error).__name__}: {error}"
         return
