@@ -82,7 +82,7 @@ def carry(type: str | type[object] | None = None, *, source: str | None = None) 
     takes a long to a double, and a struct may lose fields. A value that the cast would change is an error.
 
     >>> carry(), carry("double", source="sum")
-    (Carry(kind=None, source=None), Carry(kind='double', source='sum'))
+    (Carry(kind=None, source=None), Carry(kind='DOUBLE', source='sum'))
     """
     if type is None:
         return Carry(None, source)
@@ -275,7 +275,7 @@ class Lift:
             made = self.rule.fn(values)  # type: ignore[union-attr]
             items = array_from(made, _item_type(self.new))
         except Exception as error:
-            raise self._failed(None, f"{type(error).__name__}: {error}") from error
+            raise self._failed(None, _reason(error)) from error
         if len(items) != len(values):
             raise self._failed(None, f"{len(items)} new values found, {len(values)} expected, one for each old one")
         return items
@@ -291,7 +291,7 @@ class Lift:
             try:
                 made[row] = self.rule.fn(given[row])  # type: ignore[union-attr]
             except Exception as error:
-                raise self._failed(given[row], f"{type(error).__name__}: {error}") from error
+                raise self._failed(given[row], _reason(error)) from error
         want = _item_type(self.new)
         if self.new.is_object:
             pickled: list[Any] = [None] * len(made)
@@ -367,6 +367,10 @@ def _what(declared: Declared) -> str:
 
 def _name_of(fn: Callable[..., Any]) -> str:
     return getattr(fn, "__qualname__", None) or type(fn).__name__
+
+
+def _reason(error: Exception) -> str:
+    return str(error) if isinstance(error, UserError) else f"{type(error).__name__}: {error}"
 
 
 def _bounded(text: str) -> str:
