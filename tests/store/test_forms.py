@@ -421,6 +421,12 @@ def test_a_run_of_an_older_form_between_others_is_rewritten_alone() -> None:
     assert [each.segment.order for each in job.pieces] == [3, 2, 0]
     assert job.ranges == (left,), "on the right another one lies in between"
     assert job.bottom
+    job = choose(
+        FAMILY, [Piece(each.segment, clip(each.ranges, [right])) for each in pieces if each != pieces[2]], form=2
+    )
+    assert job is not None
+    assert [each.segment.order for each in job.pieces] == [3]
+    assert not job.bottom
 
 
 def test_timers_are_found_by_their_times_whatever_the_form_of_their_payloads() -> None:
