@@ -8,7 +8,9 @@ import pytest
 
 import millstream as ms
 from millstream.errors import UserError
-from millstream.model.carry import carry, drop, fresh
+from millstream.model.carry import carry, convert, drop, fresh
+from millstream.protocol.manifest import Family
+from millstream.protocol.modification import undoing
 from millstream.testing import Simulated
 
 WORDS = {"words": "word string, n long"}
@@ -156,6 +158,70 @@ def test_a_renamed_step_takes_its_state_along() -> None:
     sim.restart()
     sim.feed(words=[("a", 1)])
     assert sorted(sim.state("tally")) == [("a", 4), ("b", 1)]
+
+
+class Average(ms.Computation):
+    """What `Count` stores, as a double, and something of its own."""
+
+    total = ms.Value("double", default=0.0)
+    seen = ms.Value("boolean", default=False)
+    output = "word string, total long"
+
+    def on_record(self, row: Any, at: Any) -> Any:
+        self.total.set(self.total.get() + 0.5)
+        self.seen.set(True)
+        yield at.key, int(self.total.get() * 10)
+
+
+def test_values_are_converted_as_they_are_read_and_in_the_background() -> None:
+    sim = started()
+    change = sim.modify()
+    change.replace("count", Average, state={"total": carry(float), "seen": fresh()})
+    sim.send(change)
+    sim.feed(words=[("a", 1)])
+    assert sorted(sim.state("count", "total")) == [("a", 2.5), ("b", 1.0)]
+    assert last(sim) == [("a", 25)]
+    change = sim.modify()
+    change.replace("count", Count, state={"total": convert(lambda old: int(old * 100)), "seen": drop()})
+    sim.send(change)
+    sim.feed(words=[("a", 1), ("c", 1)])
+    assert sorted(sim.state("count")) == [("a", 251), ("b", 100), ("c", 1)]
+    for _ in range(3):
+        sim.restart()  # the query as it was at first: all of it is applied again
+        sim.feed(words=[("c", 1)])
+    assert sorted(sim.state("count")) == [("a", 251), ("b", 100), ("c", 4)]
+    manifest = sim.driver.journal.history.manifest
+    for _ in range(20):
+        sim.feed(words=[("d", 1)])
+        manifest = sim.driver.journal.history.manifest
+    assert manifest.bytes_below(Family("count", "total"), 2) == 0, "all has been rewritten by now"
+    assert sorted(sim.state("count")) == [("a", 251), ("b", 100), ("c", 4), ("d", 20)]
+
+
+def test_a_modification_is_undone() -> None:
+    sim = started()
+    numbers = []
+    for step in (Sum, Fails):
+        change = sim.modify()
+        change.replace("count", step, state=carry())
+        numbers.append(sim.send(change))
+        sim.feed(words=[("a", 1)])
+    change = sim.modify()
+    change.insert("twice", Most, after="count", before="most")
+    numbers.append(sim.send(change))
+    sim.feed(words=[("a", 5)])
+    assert sorted(sim.state("count")) == [("a", 9), ("b", 1)]
+    modified = sim.driver.journal.history.modified
+    assert "has changed 'count' since; revert that first" in undoing(modified, numbers[0])[1]
+    assert undoing(modified, 99)[1] == "command 99 is no modification that was committed; those are 0, 1, 2"
+    sim.revert(numbers[1])
+    sim.feed(words=[("a", 10)])
+    assert sorted(sim.state("count")) == [("a", 19), ("b", 1)], "the sum again, which does not fail"
+    assert "twice" in [step.name for step in sim.graph.steps]
+    sim.revert(numbers[2])
+    sim.feed(words=[("a", 10)])
+    assert [step.name for step in sim.graph.steps] == ["count", "most"]
+    assert last(sim) == [("a", 29)]
 
 
 def test_every_state_must_have_its_rule() -> None:

@@ -293,8 +293,8 @@ def test_lookups_and_timers_are_the_same_in_views_as_in_the_whole(
             assert mine.hashes.tolist() == whole.hashes.tolist()
             assert mine.keys.to_pylist() == whole.keys.to_pylist()
             assert mine.timers.to_pylist() == whole.timers.to_pylist()
-        assert least_between(store, cold, [piece], kind, after, until) == least_between(
-            store.inner, plain, [piece], kind, after, until
+        assert least_between(store, cold, [piece], after, until) == least_between(
+            store.inner, plain, [piece], after, until
         )
         asked = (rows.hashes, rows.keys, rows.subs)
         assert (

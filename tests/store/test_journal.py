@@ -220,7 +220,7 @@ def test_a_driver_that_sleeps_right_after_a_create_is_fenced_at_the_next(monkeyp
 def test_a_store_of_another_format_is_refused_with_advice() -> None:
     store = open_store("memory://")
     store.put(names.FORMAT, b'{"millstream": 99}')
-    with pytest.raises(UserError, match="format version 99, this Millstream reads version 4"):
+    with pytest.raises(UserError, match="format version 99, this Millstream reads version 5"):
         Journal.open(store)
     store.put(names.FORMAT, b"nonsense")
     with pytest.raises(DamagedObject, match="format"):

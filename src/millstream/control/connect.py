@@ -9,6 +9,7 @@ Rules
 
 from __future__ import annotations
 
+import pickle
 import threading
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, overload
@@ -19,6 +20,7 @@ from millstream.control.handle import Handle
 from millstream.control.modify import Asking
 from millstream.control.overview import Overview, Pulse, live, overview_of
 from millstream.control.verbs import Verbs, When, start_of
+from millstream.engine.by_value import by_value
 from millstream.engine.described import described_graph
 from millstream.engine.spec import Spec
 from millstream.engine.state import chosen_state, read_state
@@ -139,7 +141,7 @@ class Control(Verbs):
             from pyspark import cloudpickle
 
             try:
-                data = cloudpickle.dumps(calls)  # type: ignore[no-untyped-call]
+                data = pickle.dumps(((), by_value(calls, cloudpickle)))
             except Exception as error:
                 raise UserError(f"the change cannot be stored: {type(error).__name__}: {error}") from error
             code = put_code(self._reader.store, data)

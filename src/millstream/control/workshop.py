@@ -13,13 +13,17 @@ from __future__ import annotations
 import os
 import pickle
 import secrets
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from functools import partial
+from types import MappingProxyType
 from typing import Any
 
 import pyarrow as pa
 from pyspark import cloudpickle
 from pyspark.sql import SparkSession
 
+from millstream.engine.by_value import by_value
+from millstream.engine.shipping import ensure
 from millstream.engine.spec import Spec
 from millstream.engine.version import Version, fingerprints
 from millstream.errors import UserError
@@ -29,6 +33,7 @@ from millstream.model.query import Query
 from millstream.model.rewrite import Rewrite
 from millstream.spark import tasks
 from millstream.store.cache import CacheSettings
+from millstream.store.forms import Forms
 from millstream.store.journal import digest_of
 from millstream.store.objects import STAGING, ObjectStore
 
@@ -49,15 +54,32 @@ class SparkWorkshop:
         self._store_options, self._cache, self._schemas = dict(store_options), cache, schemas
         self._mine: dict[str, Rewrite | Calls] = {}
 
-    def build(self, query: Query) -> Version:
+    def build(
+        self,
+        query: Query,
+        forms: Mapping[tuple[str, str], bytes] = MappingProxyType({}),
+        bundles: Sequence[str] = (),
+        handed: frozenset[str] = frozenset(),
+    ) -> Version:
         new = [name for name in query.sources if name not in self._schemas]
         if new:
             raise UserError(f"source {new[0]!r}: sources cannot be added to a query that runs; start it with them")
         graph = resolve(query, self._schemas)
         spec = Spec(
-            graph.without_code(), self._store_id, self._store.uri, self._store_options, codes_of(graph), self._cache
+            graph.without_code(),
+            self._store_id,
+            self._store.uri,
+            self._store_options,
+            codes_of(graph, handed),
+            self._cache,
+            dict(forms),
+            tuple(bundles),
         )
-        return Version(query, graph, fingerprints(query), spec.pack(cloudpickle.dumps))
+        packed = spec.pack(cloudpickle.dumps)
+        return Version(query, graph, fingerprints(query), packed, dict(forms), tuple(bundles), handed)
+
+    def pack_forms(self, forms: Forms) -> bytes:
+        return forms.pack(partial(by_value, cloudpickle=cloudpickle))
 
     def try_out(self, version: Version) -> str:
         """Whether all workers can load the version and see the store: an empty string, or what is wrong."""
@@ -85,7 +107,8 @@ class SparkWorkshop:
 
     def pack(self, rewrite: Rewrite | Calls) -> bytes:
         try:
-            data: bytes = cloudpickle.dumps(rewrite)  # type: ignore[no-untyped-call]
+            bundles = rewrite.bundles if isinstance(rewrite, Rewrite) else ()
+            data = pickle.dumps((bundles, by_value(rewrite, cloudpickle)))
         except Exception as error:
             raise UserError(
                 f"the change cannot be stored ({type(error).__name__}: {error}); keep only plain values on what it "
@@ -98,14 +121,17 @@ class SparkWorkshop:
         mine = self._mine.get(digest_of(data))
         if mine is not None:
             return mine
-        loaded: Any = pickle.loads(data)
+        bundles, code = pickle.loads(data)
+        ensure(self._store, bundles)
+        loaded: Any = pickle.loads(code)
         if not isinstance(loaded, Rewrite | Calls):
             raise UserError(f"the code of the modification is a {type(loaded).__name__}, expected a rewrite")
         return loaded
 
 
-def codes_of(graph: Graph) -> dict[str, bytes]:
-    """The code of each step and map, as workers get it."""
+def codes_of(graph: Graph, handed: frozenset[str]) -> dict[str, bytes]:
+    """The code of each step and map, as workers get it: by value if it was handed over while the query ran, since their
+    modules may be older than the driver's."""
     codes = {}
     given: list[tuple[str, str, Any]] = [
         (f"step {step.name!r}: its computation", step.name, step.computation) for step in graph.steps
@@ -113,7 +139,7 @@ def codes_of(graph: Graph) -> dict[str, bytes]:
     given += [(f"map {each.name!r}: its function", each.name, each.fn) for each in graph.maps]
     for what, name, code in given:
         try:
-            codes[name] = cloudpickle.dumps(code)  # type: ignore[no-untyped-call]
+            codes[name] = by_value(code, cloudpickle) if name in handed else cloudpickle.dumps(code)  # type: ignore[no-untyped-call]
         except Exception as error:
             raise UserError(
                 f"{what} cannot be sent to workers ({type(error).__name__}: {error}); keep only plain values on it, "

@@ -147,12 +147,12 @@ def _run_level(
         if step.level != hosted.level:
             continue
         run = StepRun(spec, task, mine, step, pieces, store, done)
-        due = run.due(hosted.reached)
-        grouped, late = lanes.grouped(step, due)
-        done.records[step.name] = 0 if grouped is None else grouped.count
-        done.late[step.name] = 0 if late is None else late.num_rows
-        made = {} if late is None or step.late != "output" else {step.stream("late"): late}
         try:
+            due = run.due(hosted.reached)
+            grouped, late = lanes.grouped(step, due)
+            done.records[step.name] = 0 if grouped is None else grouped.count
+            done.late[step.name] = 0 if late is None else late.num_rows
+            made = {} if late is None or step.late != "output" else {step.stream("late"): late}
             if grouped is not None:
                 made.update(run.apply(grouped, hosted.reached))
                 own = made.get(step.stream("late")) if step.late == "process" else None

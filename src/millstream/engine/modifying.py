@@ -13,17 +13,24 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Mapping
+from functools import partial
 
+import msgspec
+import pyarrow as pa
+
+from millstream.engine.shipping import load
 from millstream.engine.version import Version, Workshop
 from millstream.errors import MillstreamError, UserError
 from millstream.model.change import Calls
-from millstream.model.graph import differences
+from millstream.model.graph import Graph, differences
+from millstream.model.kinds import State
 from millstream.model.rewrite import Rewrite, rewritten
 from millstream.model.transfers import Transfers, inverse, transfers
 from millstream.protocol.epochs import History
 from millstream.protocol.manifest import Family
 from millstream.protocol.modification import Candidate, Changed, Modification, missing_since
 from millstream.store.code import get_code, put_code
+from millstream.store.forms import sealed, unpacked
 from millstream.store.objects import ObjectStore
 
 MAX_TRIES = 2
@@ -71,6 +78,11 @@ class Modifier:
                     f"modification {applied.number} of the query {self.version.graph.name!r}, applied again, gives "
                     "another graph than it did; start the query as it was when it was modified, or as it is now"
                 )
+
+        if history.modified and history.modified[-1].forms:
+            forms = self._stored_forms(history.modified[-1].forms)
+            version = self.version
+            self.version = self.workshop.build(version.query, forms, version.bundles, version.handed)
 
     # -- while it runs
 
@@ -125,8 +137,11 @@ class Modifier:
         try:
             version, rewrite, moved = self._built(before, ask.code)
             undo = inverse(before.graph, version.graph, before.query, version.query, rewrite, moved)
-            undone_by = "" if undo is None or ask.trial else put_code(self._store, self.workshop.pack(undo))
-            changed = _changed(number, ask, before, version, rewrite, moved, undone_by)
+            stored = ("", "")
+            if not ask.trial:
+                undone_by = "" if undo is None else put_code(self._store, self.workshop.pack(undo))
+                stored = (undone_by, put_code(self._store, _packed(version.forms)) if version.forms else "")
+            changed = _changed(number, ask, before, version, rewrite, moved, *stored)
             self._note(number, before, Candidate("validated", changed=changed), version)
             trouble = self.workshop.try_out(version)
             state = Candidate("aborted", trouble) if trouble else Candidate("prepared", changed=changed)
@@ -146,9 +161,46 @@ class Modifier:
     def _built(self, before: Version, code: str) -> tuple[Version, Rewrite, Transfers]:
         """A version with a stored rewrite applied to it, and what becomes of the state."""
         loaded = self.workshop.unpack(get_code(self._store, code))
-        rewrite = loaded.rewrite(before.query) if isinstance(loaded, Calls) else loaded
-        version = self.workshop.build(rewritten(before.query, rewrite))
-        return version, rewrite, transfers(before.graph, version.graph, rewrite)
+        rewrite = loaded.rewrite(before.query, partial(load, self._store)) if isinstance(loaded, Calls) else loaded
+        bundles = tuple(dict.fromkeys((*before.bundles, *rewrite.bundles)))
+        query = rewritten(before.query, rewrite)
+        handed = before.handed | set(rewrite.put.get("steps", ())) | set(rewrite.put.get("maps", ()))
+        version = self.workshop.build(query, {}, bundles, handed)
+        moved = transfers(before.graph, version.graph, rewrite)
+        forms = self._forms(before, version, moved)
+        if forms:
+            version = self.workshop.build(query, forms, bundles, handed)
+        return version, rewrite, moved
+
+    def _forms(self, before: Version, after: Version, moved: Transfers) -> dict[tuple[str, str], bytes]:
+        """The forms of all states of a new version: those of the old one, under their new names, and one more for each
+        whose type changes. Where state begins anew under a name that had forms, their number goes on."""
+        kept = {address: data for address, data in before.forms.items() if address not in moved.families}
+        for old, new in moved.families.items():
+            if new is not None and old in before.forms:
+                kept[new] = before.forms[old]
+        for address, lift in moved.lifts.items():
+            kind, known = stored_type(after.graph, address), unpacked(kept.get(address, b""))
+            kept[address] = self.workshop.pack_forms(known.then(lift, kind))
+        for address in moved.fresh:
+            if address in before.forms:
+                count = unpacked(before.forms[address]).current + 1
+                kept[address] = self.workshop.pack_forms(sealed(stored_type(after.graph, address), count))
+        return kept
+
+    def _stored_forms(self, code: str) -> dict[tuple[str, str], bytes]:
+        found = msgspec.msgpack.decode(get_code(self._store, code), type=list[tuple[str, str, bytes]])
+        return {(step, state): data for step, state, data in found}
+
+
+def _packed(forms: Mapping[tuple[str, str], bytes]) -> bytes:
+    return msgspec.msgpack.encode([(step, state, data) for (step, state), data in sorted(forms.items())])
+
+
+def stored_type(graph: Graph, address: tuple[str, str]) -> pa.DataType:
+    """The type of the values of a family, as they are stored."""
+    declared = next(step for step in graph.steps if step.name == address[0]).declared(address[1])
+    return declared.stored_type if isinstance(declared, State) else declared.arrow_type
 
 
 def _changed(
@@ -159,6 +211,7 @@ def _changed(
     rewrite: Rewrite,
     moved: Transfers,
     inverse: str,
+    forms: str,
 ) -> Changed:
     families = tuple(
         (Family(*old), None if new is None else Family(*new)) for old, new in sorted(moved.families.items())
@@ -176,4 +229,5 @@ def _changed(
         rewrite.touched,
         inverse,
         "\n".join(moved.lines())[:4000],
+        forms,
     )

@@ -30,6 +30,7 @@ from millstream.protocol.manifest import Family, Manifest, Piece
 from millstream.protocol.routing import RoutingTable, Slot
 from millstream.protocol.time import NO_TIME, SourceClock, TimeRule
 from millstream.store.cache import CacheSettings
+from millstream.store.forms import Forms, unpacked
 from millstream.store.names import Maker
 
 HASH_COLUMN = "__hash"
@@ -40,7 +41,8 @@ TIME_COLUMN = "__time"
 @dataclass(frozen=True, slots=True)
 class Spec:
     """A query as its workers see it. `codes` holds the computation of each step and the function of each map, pickled:
-    a computation is copied afresh for every task."""
+    a computation is copied afresh for every task. `forms` holds, by step and name, those of the states and timers whose
+    type has changed, packed."""
 
     graph: Graph
     store_id: str
@@ -48,6 +50,9 @@ class Spec:
     store_options: dict[str, str]
     codes: dict[str, bytes]
     cache: CacheSettings = field(default_factory=CacheSettings)
+    forms: dict[tuple[str, str], bytes] = field(default_factory=dict)
+    bundles: tuple[str, ...] = ()
+    """The bundles that must be installed before any code is unpickled."""
 
     def new_computation(self, step: str) -> Computation:
         """A fresh copy of a step's computation."""
@@ -57,6 +62,10 @@ class Spec:
     def function(self, name: str) -> Callable[[pa.RecordBatch], Any] | Transform:
         """The function of a map; it keeps nothing, so one copy serves the whole process."""
         return _function(self.codes[name])
+
+    def forms_of(self, step: str, state: str) -> Forms:
+        """The forms of a declared state or timer."""
+        return unpacked(self.forms.get((step, state), b""))
 
     def pack(self, dumps: Any) -> bytes:
         """As bytes; `dumps` is a pickler that can carry user classes."""

@@ -3,6 +3,7 @@
 Rules
 -----
 - Reads what lookups would find: of each key the newest value, tombstones left out (G1).
+- Values are shown in the form that is current now, whatever epoch is asked for.
 - Works range by range, so that the memory it takes is bounded by a part of the state, not by all of it.
 """
 
@@ -20,6 +21,7 @@ from millstream.protocol.epochs import History
 from millstream.protocol.keyspace import LAST, Range, clip
 from millstream.protocol.manifest import Family, Piece
 from millstream.protocol.time import NO_TIME
+from millstream.store.forms import NO_FORMS, Forms
 from millstream.store.merge import newest_rows
 from millstream.store.objects import ObjectStore
 from millstream.store.segments import CACHE
@@ -64,20 +66,25 @@ def parts_of(pieces: Sequence[Piece], part_bytes: int = PART_BYTES) -> list[tupl
 
 
 def read_part(
-    store: ObjectStore, schema: pa.Schema, span: Range, pieces: Sequence[Piece], now: int | None = None
+    store: ObjectStore,
+    schema: pa.Schema,
+    span: Range,
+    pieces: Sequence[Piece],
+    now: int | None = None,
+    forms: Forms = NO_FORMS,
 ) -> pa.RecordBatch:
     """The state in one range, without what has expired by `now`."""
-    rows = newest_rows(store, CACHE, pieces, [span], drop_dead=True, now=now)
+    rows = newest_rows(store, CACHE, pieces, [span], drop_dead=True, now=now, forms=forms)
     return pa.RecordBatch.from_arrays([*rows.keys.columns, rows.values], schema=schema)
 
 
-def read_state(store: ObjectStore, step: Step, state: str, history: History) -> pa.Table:
+def read_state(store: ObjectStore, step: Step, state: str, history: History, forms: Forms = NO_FORMS) -> pa.Table:
     """All state of one declaration as of a history, in hash order."""
     schema, now = state_schema(step, state), now_of(step, state, history)
 
     def batches() -> Iterator[pa.RecordBatch]:
         for span, pieces in parts_of(history.manifest.pieces(Family(step.name, state))):
-            yield read_part(store, schema, span, pieces, now)
+            yield read_part(store, schema, span, pieces, now, forms)
 
     return pa.Table.from_batches(batches(), schema=schema)
 

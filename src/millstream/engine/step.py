@@ -7,6 +7,9 @@ Rules
 - What is written takes up the newest segments that are no larger than itself: it costs little more than the write, and
   where most keys change in every epoch, nothing is left for compaction.
 - State that cannot be read is our trouble, whatever user code made of it.
+- Stored values are seen in the current form, and written in it (see `store.forms`). One that cannot be converted is a
+  failure of the step, and of no record, once it is read. While it is only in the way of being taken up, it stays where
+  it is: what nobody asks for stops nothing.
 """
 
 from __future__ import annotations
@@ -51,6 +54,7 @@ from millstream.protocol.manifest import Edit, Family, Input, Piece, SegmentRef
 from millstream.protocol.time import END_OF_TIME, NO_TIME, Mark, step_watermark
 from millstream.store import names
 from millstream.store.due import DueTimers, due_between
+from millstream.store.forms import LiftFailure
 from millstream.store.journal import digest_of
 from millstream.store.keys import KeyColumns, Mask, Rows, arrange
 from millstream.store.least import least_between
@@ -123,7 +127,7 @@ class StepRun:
             store,
             done,
         )
-        self.trouble: DamagedObject | StoreUnavailable | None = None
+        self.trouble: DamagedObject | StoreUnavailable | LiftFailure | None = None
 
     def _bounds(self, timer: Timer, marks: Mapping[str, int]) -> tuple[int, int]:
         """The time that a timer's kind had reached before the epoch, and has reached with it."""
@@ -132,12 +136,16 @@ class StepRun:
         return self.task.clock_before_ms * 1000, self.task.clock_ms * 1000
 
     def due(self, marks: Mapping[str, int]) -> dict[str, DueTimers]:
-        """The timers of the step that are due."""
+        """The timers of the step that are due. Raises `StepFailure` if one cannot be converted."""
         found = {}
         for name, timer in self.step.timers.items():
             after, until = self._bounds(timer, marks)
             pieces = self.pieces.get(Family(self.step.name, name), [])
-            waiting = due_between(self.store, CACHE, pieces, timer.arrow_type, after, until)
+            forms = self.spec.forms_of(self.step.name, name)
+            try:
+                waiting = due_between(self.store, CACHE, pieces, timer.arrow_type, after, until, forms)
+            except LiftFailure as error:
+                raise StepFailure(error) from error
             if waiting is not None:
                 found[name] = waiting
         return found
@@ -241,7 +249,7 @@ class StepRun:
         for hold in self.step.holds.values():
             pieces = self._pieces_after(Family(name, hold.name))
             after = max(passed - 1, NO_TIME)
-            found = least_between(self.store, CACHE, pieces, hold.timer.arrow_type, after, min(mark.driver, least))
+            found = least_between(self.store, CACHE, pieces, after, min(mark.driver, least))
             least = least if found is None else found
         bound = min(mark.bound, least)
         self.done.passed[name] = step_watermark(passed, Mark(mark.driver, bound))
@@ -261,9 +269,7 @@ class StepRun:
 
         def look(places: Rows, tags: pa.Array) -> Times:
             tagged = KeyColumns.canonical([*keys.take(places).columns, tags])
-            found = self._stored(timer.name, hashes[places], tagged, subbed=True).arrow(timer.arrow_type)
-            times: Times = pc.struct_field(found, "time").fill_null(NULL_TIME).to_numpy(zero_copy_only=False)
-            return times
+            return self._stored(timer.name, hashes[places], tagged, subbed=True).times(NULL_TIME)
 
         return look
 
@@ -316,7 +322,7 @@ class StepRun:
             outcome = run_batch(
                 computation, self.step.states, batch, stored, timers, due, self.step.dead_letters, holds
             )
-        except RecordFailure:
+        except (RecordFailure, LiftFailure):
             with contextlib.suppress(Exception):  # the first failure is the one to report
                 close(computation)
             self._check_lookups()
@@ -334,18 +340,21 @@ class StepRun:
         """What is stored under these keys of a state or timer of the step."""
         pieces = self.pieces.get(Family(self.step.name, name), [])
         subs = keys.subs() if subbed else None
-        return _LazyState(partial(locate, self.store, CACHE, pieces, hashes, keys, subs, now), self._guarded)
+        forms = self.spec.forms_of(self.step.name, name)
+        return _LazyState(partial(locate, self.store, CACHE, pieces, hashes, keys, subs, now, forms), self._guarded)
 
     def _guarded(self, look: Callable[[], Looked]) -> Looked:
         """Looks something up. User code sees the exception too if it fails, and might swallow it: it is remembered."""
         try:
             return look()
-        except (DamagedObject, StoreUnavailable) as error:
+        except (DamagedObject, StoreUnavailable, LiftFailure) as error:
             self.trouble = error
             raise
 
     def _check_lookups(self) -> None:
         """State that could not be read is our trouble, whatever user code made of it."""
+        if isinstance(self.trouble, LiftFailure):
+            raise StepFailure(self.trouble) from self.trouble
         if self.trouble is not None:
             raise self.trouble
 
@@ -368,11 +377,15 @@ class StepRun:
     def _write_rows(self, family: Family, rows: StateRows, declared: State | Timer) -> None:
         owned = self.mine.owned[self.step.name]
         pieces = self.pieces.get(family, [])
+        forms = self.spec.forms_of(*family)
         taken = self._taken_up(pieces, len(rows.hashes), owned)
         if taken:
             bottom = len(taken) == len(pieces)
             now = self._now(declared) if isinstance(declared, State) else None
-            rows = newest_rows(self.store, CACHE, taken, owned, drop_dead=bottom, newer=rows, now=now)
+            try:
+                rows = newest_rows(self.store, CACHE, taken, owned, bottom, newer=rows, now=now, forms=forms)
+            except LiftFailure:
+                taken = []
         refs = write_segments(
             self.store,
             CACHE,
@@ -384,6 +397,7 @@ class StepRun:
             rows,
             timers=isinstance(declared, Timer),
             filtered=isinstance(declared, State) and declared.bloom,
+            form=forms.current,
         )
         if taken:
             inputs = tuple(Input(piece.segment.name, piece.ranges) for piece in taken)
@@ -439,23 +453,30 @@ def _together(rows: StateRows, more: StateRows) -> StateRows:
 class _LazyState:
     """The stored values of a batch's keys, looked up when first asked for."""
 
-    def __init__(self, look: Callable[[], Found], guarded: Callable[[Callable[[], Found]], Found]) -> None:
+    def __init__(self, look: Callable[[], Found], guarded: Callable[[Callable[[], Any]], Any]) -> None:
         self._look, self._guarded = look, guarded
         self._known: Found | None = None
 
     def _found(self) -> Found:
         if self._known is None:
-            self._known = self._guarded(self._look)
+            known: Found = self._guarded(self._look)
+            self._known = known
         return self._known
 
     def present(self) -> Mask:
         return self._found().present
 
+    def times(self, default: int) -> Times:
+        return self._found().times(default)
+
     def numbers(self, default: Any, dtype: Any) -> npt.NDArray[Any]:
-        return self._found().numbers(default, dtype)
+        found = self._found()
+        numbers: npt.NDArray[Any] = self._guarded(lambda: found.numbers(default, dtype))
+        return numbers
 
     def arrow(self, kind: pa.DataType) -> pa.Array:
-        return self._found().arrow(kind)
+        found = self._found()
+        return self._guarded(lambda: found.arrow(kind))
 
 
 class _LazyEntries:
@@ -472,6 +493,8 @@ class _LazyEntries:
         run, state = self._run, self._state
         pieces = run.pieces.get(Family(run.step.name, state.name), [])
         kinds = (state.subkey_type, state.stored_type)
-        mine = self._keys.take(places)
-        found = run._guarded(lambda: entries_of(run.store, CACHE, pieces, self._hashes[places], mine, kinds, self._now))
+        mine, forms = self._keys.take(places), run.spec.forms_of(run.step.name, state.name)
+        found = run._guarded(
+            lambda: entries_of(run.store, CACHE, pieces, self._hashes[places], mine, kinds, self._now, forms)
+        )
         return places[found.places], found.subkeys, found.values

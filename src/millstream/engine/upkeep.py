@@ -26,6 +26,7 @@ from millstream.engine.version import Version
 from millstream.protocol.compaction import Job, choose
 from millstream.protocol.epochs import History
 from millstream.protocol.manifest import Edit, Family, Manifest
+from millstream.store.forms import unpacked
 from millstream.store.garbage import clear_staging, old_commands, unneeded
 from millstream.store.journal import Journal
 from millstream.store.names import Maker
@@ -105,10 +106,12 @@ class Upkeep:
         for step in version.graph.steps:
             for state in step.families:
                 family = Family(step.name, state)
+                packed = version.forms.get(family, b"")
+                current = unpacked(packed).current
                 for slot, pieces in manifest.shares(family, history.tables[step.name]).items():
-                    job = choose(family, pieces, self._budget)
+                    job = choose(family, pieces, self._budget, form=current)
                     if job is not None:
-                        job = replace(job, now=now_of(step, state, history))
+                        job = replace(job, now=now_of(step, state, history), forms=packed)
                         jobs.append((job, Maker(history.generation, history.epoch, "c", self._next_number), slot))
                         self._next_number += 1
         return jobs

@@ -8,7 +8,9 @@ Rules
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any, Protocol
 
 import msgspec
@@ -18,17 +20,23 @@ from millstream.model.fingerprint import fingerprint
 from millstream.model.graph import Graph
 from millstream.model.query import Query
 from millstream.model.rewrite import Rewrite
+from millstream.store.forms import Forms as StateForms
 from millstream.store.journal import digest_of
 
 
 @dataclass(frozen=True, slots=True)
 class Version:
-    """A graph with its code. `code` are the fingerprints of the code of each step and map."""
+    """A graph with its code. `code` are the fingerprints of the code of each step and map, `forms` those of the states
+    whose type has changed (`store.forms`), and `bundles` the hashes of the bundles that its code is from."""
 
     query: Query
     graph: Graph
     code: dict[str, str]
     spec: Any
+    forms: dict[tuple[str, str], bytes] = field(default_factory=dict)
+    bundles: tuple[str, ...] = ()
+    handed: frozenset[str] = frozenset()
+    """The steps and maps whose code was handed over while the query ran: workers may have another of its name."""
 
     @property
     def digest(self) -> str:
@@ -42,11 +50,25 @@ def fingerprints(query: Query) -> dict[str, str]:
     return {**found, **{name: fingerprint(each.fn) for name, each in query.maps.items()}}
 
 
+Forms = Mapping[tuple[str, str], bytes]
+"""By step and state."""
+
+
 class Workshop(Protocol):
     """Makes versions of a query where it runs: on Spark, or in a test."""
 
-    def build(self, query: Query) -> Version:
+    def build(
+        self,
+        query: Query,
+        forms: Forms = MappingProxyType({}),
+        bundles: Sequence[str] = (),
+        handed: frozenset[str] = frozenset(),
+    ) -> Version:
         """The version of a query, checked as one that is started is. Raises `UserError`."""
+        ...
+
+    def pack_forms(self, forms: StateForms) -> bytes:
+        """The forms of a state with the code that lifts its values."""
         ...
 
     def try_out(self, version: Version) -> str:

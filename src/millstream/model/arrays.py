@@ -89,7 +89,7 @@ def _conform_struct(column: pa.Array, t: pa.DataType, path: str) -> pa.Array:
         raise _mismatch(t, f"Arrow type {column.type}", path, _name_differences(found, wanted))
     named = dict(zip(found, column.flatten(), strict=True))
     children = [_conform(named[field.name], field.type, _below(path, field.name)) for field in t]
-    return _build_struct(children, column.is_null(), t, path)
+    return build_struct(children, column.is_null(), t, path)
 
 
 def _conform_lists(column: pa.Array, t: pa.DataType, path: str) -> pa.Array:
@@ -102,7 +102,7 @@ def _conform_lists(column: pa.Array, t: pa.DataType, path: str) -> pa.Array:
     children = [
         _conform(part, field.type, _below(path, field.name)) for field, part in zip(_parts(t), parts, strict=True)
     ]
-    return _build_lists(lengths, children, nulls, t, path)
+    return build_lists(lengths, children, nulls, t, path)
 
 
 # --------------------------------------------------------------- nested arrays from their conformed children
@@ -113,13 +113,14 @@ def _parts(t: pa.DataType) -> list[pa.Field]:
     return [t.key_field, t.item_field] if pa.types.is_map(t) else [t.value_field]
 
 
-def _build_struct(children: list[pa.Array], nulls: pa.Array, t: pa.DataType, path: str) -> pa.Array:
+def build_struct(children: list[pa.Array], nulls: pa.Array, t: pa.DataType, path: str) -> pa.Array:
     """A struct array; each child must be null wherever the struct is."""
     _check_not_null(t, children, nulls.true_count, path)
     return pa.StructArray.from_arrays(children, fields=list(t), mask=nulls)
 
 
-def _build_lists(lengths: Any, children: list[pa.Array], nulls: pa.Array, t: pa.DataType, path: str) -> pa.Array:
+def build_lists(lengths: Any, children: list[pa.Array], nulls: pa.Array, t: pa.DataType, path: str) -> pa.Array:
+    """An array of lists or maps, from the length of each and all elements, or keys and items."""
     _check_not_null(_parts(t), children, 0, path)
     offsets = np.concatenate(([0], np.cumsum(lengths, dtype=np.int64)))
     if offsets[-1] > np.iinfo(np.int32).max:
@@ -216,7 +217,7 @@ def _structs_from_python(values: Sequence[Any], t: pa.DataType, path: str) -> pa
     children = [
         _from_python(column, field.type, _below(path, field.name)) for field, column in zip(t, columns, strict=True)
     ]
-    return _build_struct(children, _null_mask(values), t, path)
+    return build_struct(children, _null_mask(values), t, path)
 
 
 def _struct_row(value: Any, names: list[str], t: pa.DataType, path: str) -> tuple[Any, ...]:
@@ -248,7 +249,7 @@ def _lists_from_python(values: Sequence[Any], t: pa.DataType, path: str) -> pa.A
         _from_python(column, field.type, _below(path, field.name))
         for field, column in zip(_parts(t), columns, strict=True)
     ]
-    return _build_lists(lengths, children, _null_mask(values), t, path)
+    return build_lists(lengths, children, _null_mask(values), t, path)
 
 
 def _list_elements(value: Any, t: pa.DataType, path: str) -> Sequence[Any]:

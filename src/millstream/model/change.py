@@ -27,22 +27,34 @@ VERBS = ("insert", "replace", "remove", "rename")
 
 
 @dataclass(frozen=True, slots=True)
+class Shipped:
+    """Stands in a call for code that is in a bundle: the bundle's hash, and `module:Name`."""
+
+    sha: str
+    entry: str
+
+
+@dataclass(frozen=True, slots=True)
 class Calls:
     """A change as the calls that make it, for those who do not have the query: verb and arguments of each."""
 
     calls: tuple[tuple[str, dict[str, Any]], ...] = ()
 
-    def rewrite(self, query: Query) -> Rewrite:
-        """What the calls make of a query."""
-        change = Change(query)
+    def rewrite(self, query: Query, load: Callable[[str, str], Any]) -> Rewrite:
+        """What the calls make of a query; `load` gets code out of bundles."""
+        change, bundles = Change(query), list[str]()
         for verb, arguments in self.calls:
             if verb not in VERBS:
                 raise UserError(f"a change cannot {verb!r}; it can {', '.join(VERBS)}")
+            for name, given in arguments.items():
+                if isinstance(given, Shipped):
+                    bundles.append(given.sha)
+                    arguments = {**arguments, name: load(given.sha, given.entry)}
             try:
                 getattr(change, verb)(**arguments)
             except TypeError as error:
                 raise UserError(f"{verb}: {error}") from error
-        return change.rewrite
+        return replace(change.rewrite, bundles=tuple(dict.fromkeys(bundles)))
 
 
 class Change:

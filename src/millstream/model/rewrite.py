@@ -33,6 +33,8 @@ class Rewrite:
     taken: dict[str, tuple[str, ...]] = field(default_factory=dict)
     renamed: dict[str, str] = field(default_factory=dict)
     states: dict[str, dict[str, Any]] = field(default_factory=dict)
+    bundles: tuple[str, ...] = ()
+    """The hashes of the bundles that its code is from."""
 
     @property
     def touched(self) -> tuple[str, ...]:

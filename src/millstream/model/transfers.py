@@ -152,16 +152,10 @@ def _replaced(
 
 
 def _lift(step: Step, target: Step, source: str, name: str, rule: Carry | Convert) -> Any:
-    old, new = step.declared(source), target.declared(name)
-    where = f"step {target.name!r}: {name!r}"
-    if source not in step.states or name not in target.states:
-        if old.stored_text != new.stored_text or isinstance(rule, Convert):
-            raise UserError(f"{where} cannot be carried: it was {old.stored_text}, and would be {new.stored_text}")
-        return None
     try:
-        return lift_of(rule, step.states[source], target.states[name])
+        return lift_of(rule, step.declared(source), target.declared(name))
     except UserError as error:
-        raise UserError(f"{where} cannot be carried: {error}") from error
+        raise UserError(f"step {target.name!r}: {error}") from error
 
 
 def _rules(step: Step, target: Step, given: Mapping[str, Any]) -> dict[str, Any]:
@@ -170,7 +164,7 @@ def _rules(step: Step, target: Step, given: Mapping[str, Any]) -> dict[str, Any]
         alone = given[""]
         if alone is None:
             given = {}
-        elif isinstance(alone, Carry) and alone.type is None and alone.source is None:
+        elif alone == Carry():
             given = dict.fromkeys((*step.families, *(each for each in target.families)), alone)
             given = {name: rule if name in step.families else Fresh() for name, rule in given.items()}
         else:

@@ -12,12 +12,15 @@ Rules
 - Moves and partial merges leave pieces that lie beside each other rather than above. Where a slot has more of them
   than its bytes account for, those of one window of ages are merged wherever they lie: all that is older stays below
   the result, and all that is newer above it. So ten thousand small moves do not leave ten thousand pieces.
+- Pieces of an older form are rewritten, a budget's worth at a time, even where nothing else calls for it: so a change
+  of a state's type is carried through by itself, on an idle query too. Only merges that cannot wait come first, and
+  they rewrite as well.
 """
 
 from __future__ import annotations
 
 from bisect import insort
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from millstream.protocol.keyspace import Range, clip, coalesce, width
@@ -34,7 +37,8 @@ _CROWD = 24
 class Job:
     """Merge what these pieces (newest first) hold in `ranges`. `bottom`: nothing older lies there.
 
-    `now` is the time by which rows with a time-to-live have expired; None if the family has none.
+    `now` is the time by which rows with a time-to-live have expired; None if the family has none. `forms` says how
+    values of older forms are lifted (see `store.forms`), packed; nothing if there are none.
     """
 
     family: Family
@@ -42,21 +46,31 @@ class Job:
     pieces: tuple[Piece, ...]
     bottom: bool
     now: int | None = None
+    forms: bytes = b""
 
     @property
     def bytes(self) -> int:
         return sum(Piece(p.segment, clip(p.ranges, self.ranges)).bytes for p in self.pieces)
 
 
-def choose(family: Family, pieces: Sequence[Piece], budget: int = DEFAULT_BUDGET, fan_in: int = FAN_IN) -> Job | None:
-    """The next job among these pieces of a family (a slot's, newest first), or None if they are in good shape.
+def choose(
+    family: Family, pieces: Sequence[Piece], budget: int = DEFAULT_BUDGET, fan_in: int = FAN_IN, form: int = 0
+) -> Job | None:
+    """The next job among these pieces of a family (a slot's, newest first), or None if they are in good shape and none
+    is of an older form than `form`.
 
     Of all parts of the key space in which one run of pieces should be merged, the one with the most pieces, and of such
     the widest. A part may consist of many stretches: what a slot owns, or was left of a segment, may be scattered. Or
     what lies beside each other, if that is more.
     """
-    if len(pieces) < fan_in:
-        return None
+    merged = _merged(family, pieces, budget, fan_in) if len(pieces) >= fan_in else None
+    urgent = merged is not None and len(merged.pieces) >= 2 * fan_in
+    if urgent or all(piece.segment.form >= form for piece in pieces):
+        return merged
+    return _converted(family, pieces, budget, form)
+
+
+def _merged(family: Family, pieces: Sequence[Piece], budget: int, fan_in: int) -> Job | None:
     above, beside = _above(family, pieces, budget, fan_in), _beside(family, pieces, budget, fan_in)
     if above is None or beside is None:
         return above or beside
@@ -65,8 +79,33 @@ def choose(family: Family, pieces: Sequence[Piece], budget: int = DEFAULT_BUDGET
 
 def _above(family: Family, pieces: Sequence[Piece], budget: int, fan_in: int) -> Job | None:
     """Merges pieces that lie above each other."""
+    weights = [piece.segment.bytes / width(piece.segment.covers) for piece in pieces]
+
+    def run_of(stack: Sequence[int], points: int) -> slice | None:
+        if len(stack) < fan_in:
+            return None
+        return _run_of_similar([weights[index] for index in stack], fan_in, budget // 8 / points)
+
+    return _widest(family, pieces, budget, run_of)
+
+
+def _converted(family: Family, pieces: Sequence[Piece], budget: int, form: int) -> Job | None:
+    """Rewrites the newest pieces of an older form that lie above each other, or one alone."""
+
+    def run_of(stack: Sequence[int], points: int) -> slice | None:
+        older = [pieces[index].segment.form < form for index in stack]
+        if not any(older):
+            return None
+        start = older.index(True)
+        return slice(start, older.index(False, start) if False in older[start:] else len(stack))
+
+    return _widest(family, pieces, budget, run_of)
+
+
+def _widest(family: Family, pieces: Sequence[Piece], budget: int, run_of: RunOf) -> Job | None:
+    """Merges the run of the most pieces, where it lies, as far as the budget allows."""
     parts: dict[tuple[tuple[str, ...], bool], tuple[tuple[Piece, ...], list[Range]]] = {}
-    for stretch, run, bottom in _stretches(pieces, fan_in, budget // 8):
+    for stretch, run, bottom in _stretches(pieces, run_of):
         named = tuple(piece.segment.name for piece in run)
         parts.setdefault((named, bottom), (run, []))[1].append(stretch)
     if not parts:
@@ -97,12 +136,15 @@ def _beside(family: Family, pieces: Sequence[Piece], budget: int, fan_in: int) -
     return Job(family, ranges, tuple(window), best[1] == len(pieces))
 
 
-def _stretches(pieces: Sequence[Piece], fan_in: int, small: int) -> Iterator[tuple[Range, tuple[Piece, ...], bool]]:
+RunOf = Callable[[Sequence[int], int], slice | None]
+"""Which of the pieces that lie above each other, newest first, are to be merged; they do so in that many points."""
+
+
+def _stretches(pieces: Sequence[Piece], run_of: RunOf) -> Iterator[tuple[Range, tuple[Piece, ...], bool]]:
     """The widest parts of the key space in which the same run of pieces should be merged, and whether it is the oldest.
 
     One sweep over the ends of all ranges: a slot may own many.
     """
-    weights = [piece.segment.bytes / width(piece.segment.covers) for piece in pieces]
     events = [(part.first, index) for index, piece in enumerate(pieces) for part in piece.ranges]
     events += [(part.last + 1, ~index) for index, piece in enumerate(pieces) for part in piece.ranges]
     events.sort()
@@ -111,9 +153,7 @@ def _stretches(pieces: Sequence[Piece], fan_in: int, small: int) -> Iterator[tup
     reached = 0
     for point, event in events:
         if point > reached:
-            run = None
-            if len(stack) >= fan_in:
-                run = _run_of_similar([weights[index] for index in stack], fan_in, small / (point - reached))
+            run = run_of(stack, point - reached)
             chosen = () if run is None else tuple(stack[run])
             bottom = run is not None and run.stop == len(stack)
             if pending and pending[1:] == (chosen, bottom) and pending[0].last == reached - 1:

@@ -283,6 +283,7 @@ def _applied(changed: Changed, epoch: Epoch) -> Applied:
         changed.replaced,
         changed.touched,
         changed.inverse,
+        changed.forms,
     )
 
 

@@ -34,7 +34,8 @@ class SegmentRef:
     """All one needs to know to read a segment and to check that it is the one that was written.
 
     `covers` are the ranges it speaks for: those its writer owned, whether or not a key was there. `span` is that of
-    the times in a segment of timers, from the first to the last; None for other segments.
+    the times in a segment of timers, from the first to the last; None for other segments. `form` says how often the
+    type of the family's values had changed when they were written (see `store.forms`).
     """
 
     name: str
@@ -46,6 +47,7 @@ class SegmentRef:
     covers: tuple[Range, ...]
     tombstones: int = 0
     span: tuple[int, int] | None = None
+    form: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +111,10 @@ class Manifest:
             for slot, ranges in parts.items():
                 found.setdefault(slot, []).append(piece if len(parts) == 1 else Piece(piece.segment, tuple(ranges)))
         return found
+
+    def bytes_below(self, family: Family, form: int) -> int:
+        """About how many bytes of a family are of an older form than this one."""
+        return sum(piece.bytes for piece in self.families.get(family, {}).values() if piece.segment.form < form)
 
     def segments(self) -> Iterable[SegmentRef]:
         """Every segment that counts somewhere."""

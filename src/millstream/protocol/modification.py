@@ -74,6 +74,8 @@ class Changed:
     """The code that undoes it; empty if it cannot be undone."""
     told: str = ""
     """What becomes of state, in words."""
+    forms: str = ""
+    """Where the forms of all states are; empty if no type has ever changed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +91,7 @@ class Applied:
     replaced: dict[str, str] = field(default_factory=dict)
     touched: tuple[str, ...] = ()
     inverse: str = ""
+    forms: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -50,14 +50,18 @@ def state_frame(spark: SparkSession, spec_bytes: bytes, step: Step, state: str, 
     parts = parts_of(history.manifest.pieces(Family(step.name, state)))
     items = [msgspec.msgpack.encode(part) for part in parts]
     now = now_of(step, state, history)
-    return _frame(spark, schema, items, partial(_state_part, spec_bytes, schema, history.epoch, now))
+    family = (step.name, state)
+    return _frame(spark, schema, items, partial(_state_part, spec_bytes, schema, family, history.epoch, now))
 
 
-def _state_part(spec_bytes: bytes, schema: pa.Schema, epoch: int, now: int | None, item: bytes) -> pa.RecordBatch:
+def _state_part(
+    spec_bytes: bytes, schema: pa.Schema, family: tuple[str, str], epoch: int, now: int | None, item: bytes
+) -> pa.RecordBatch:
     span, pieces = msgspec.msgpack.decode(item, type=tuple[Range, list[Piece]])
-    store = store_of(unpack(spec_bytes))
+    spec = unpack(spec_bytes)
+    store = store_of(spec)
     try:
-        return read_part(store, schema, span, pieces, now)
+        return read_part(store, schema, span, pieces, now, spec.forms_of(*family))
     except DamagedObject:
         oldest = Journal.open(store).history.oldest
         if epoch >= oldest:

@@ -19,6 +19,7 @@ import pyarrow as pa
 from pyspark.serializers import pack_long
 
 from millstream.engine.route import route
+from millstream.engine.shipping import ensure
 from millstream.engine.spec import EpochTask, SlotTask, Spec, unpack
 from millstream.engine.strong import host_once
 from millstream.errors import StoreUnavailable
@@ -49,7 +50,9 @@ def store_of(spec: Spec) -> ObjectStore:
 
     A worker that joined later and sees an empty directory in its place must not write state there.
     """
-    return _store(spec.store_uri, tuple(sorted(spec.store_options.items())), spec.store_id, spec.cache)
+    store = _store(spec.store_uri, tuple(sorted(spec.store_options.items())), spec.store_id, spec.cache)
+    ensure(store, spec.bundles)
+    return store
 
 
 def router(spec_bytes: bytes, task: EpochTask) -> Any:
@@ -142,12 +145,18 @@ def _probe(spec_bytes: bytes, name: str, expected: bytes, _: Iterable[int]) -> I
     part = "query"
     try:
         spec = unpack(spec_bytes)
+        if spec.bundles:
+            part = "code that was sent"
+            store_of(spec)
         for step in spec.graph.steps:
             part = f"computation of step {step.name!r}"
             spec.new_computation(step.name)
         for each in spec.graph.maps:
             part = f"function of map {each.name!r}"
             spec.function(each.name)
+        for step_name, state in spec.forms:
+            part = f"conversion of {state!r} of step {step_name!r}"
+            spec.forms_of(step_name, state)
     except Exception as error:
         yield f"the {part} cannot be loaded on a worker: {type(error).__name__}: {error}"
         return

@@ -10,6 +10,7 @@
 | `held` | an object as far as it is here, checked chunk by chunk |
 | `cache` | the directory in which a worker keeps what it reads and writes |
 | `segments` | writes, checks and maps the immutable files of state |
+| `forms` | values that were stored before the type of their state changed |
 | `lookup` | finds the newest value of many keys at once |
 | `due` | finds the timers that are due |
 | `merge` | makes one segment out of several |

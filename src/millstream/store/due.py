@@ -14,10 +14,10 @@ from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from millstream.protocol.keyspace import Hashes
 from millstream.protocol.manifest import Piece
+from millstream.store.forms import NO_FORMS, Forms
 from millstream.store.keys import KeyColumns, arrange, concat_keys
 from millstream.store.lookup import locate
 from millstream.store.objects import ObjectStore
@@ -43,7 +43,13 @@ class DueTimers:
 
 
 def due_between(
-    store: ObjectStore, cache: SegmentCache, pieces: Sequence[Piece], kind: pa.DataType, after: int, until: int
+    store: ObjectStore,
+    cache: SegmentCache,
+    pieces: Sequence[Piece],
+    kind: pa.DataType,
+    after: int,
+    until: int,
+    forms: Forms = NO_FORMS,
 ) -> DueTimers | None:
     """The timers whose times lie after the one and not after the other; None if there are none."""
     hashes, keys, subs = [], [], []
@@ -68,10 +74,9 @@ def due_between(
     order, starts = arrange(all_hashes, all_keys, all_subs)
     firsts = order[starts]
     distinct, chosen = all_hashes[firsts], all_keys.take(firsts)
-    newest = locate(store, cache, pieces, distinct, chosen, all_subs[firsts])
-    timers = newest.arrow(kind)
-    times = pc.struct_field(timers, "time").fill_null(after).to_numpy(zero_copy_only=False)
+    newest = locate(store, cache, pieces, distinct, chosen, all_subs[firsts], forms=forms)
+    times = newest.times(after)
     due = np.flatnonzero(newest.present & (times > after) & (times <= until))
     if not len(due):
         return None
-    return DueTimers(distinct[due], chosen.take(due), timers.take(pa.array(due)))
+    return DueTimers(distinct[due], chosen.take(due), newest.only(due).arrow(kind))

@@ -42,7 +42,7 @@ from millstream.protocol.manifest import Family, Manifest, Piece
 from millstream.store import names
 from millstream.store.objects import ObjectStore
 
-FORMAT_VERSION = 4
+FORMAT_VERSION = 5
 SNAPSHOT_EVERY = 64
 LOOK_AGAIN_S = 60.0
 KEEP_S = 900.0

@@ -12,21 +12,19 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.compute as pc
 
 from millstream.protocol.manifest import Piece
 from millstream.store.keys import Rows
 from millstream.store.lookup import locate
 from millstream.store.objects import ObjectStore
-from millstream.store.segments import Segment, SegmentCache
+from millstream.store.segments import Segment, SegmentCache, numbers_of
 
 LOOK_AT = 1024
 """How many rows are looked at together."""
 
 
 def least_between(
-    store: ObjectStore, cache: SegmentCache, pieces: Sequence[Piece], kind: pa.DataType, after: int, until: int
+    store: ObjectStore, cache: SegmentCache, pieces: Sequence[Piece], after: int, until: int
 ) -> int | None:
     """The least of the times that lie after the one and not after the other; None if there is none."""
     least: int | None = None
@@ -37,7 +35,7 @@ def least_between(
         for segment, _ in cache.open(store, piece):
             rows = segment.rows_between(after, until if least is None else least - 1)
             for start in range(0, len(rows), LOOK_AT):
-                found = _least_of(store, cache, pieces, kind, segment, rows[start : start + LOOK_AT])
+                found = _least_of(store, cache, pieces, segment, rows[start : start + LOOK_AT])
                 if found is not None:
                     least = found
                     break
@@ -45,17 +43,11 @@ def least_between(
 
 
 def _least_of(
-    store: ObjectStore,
-    cache: SegmentCache,
-    pieces: Sequence[Piece],
-    kind: pa.DataType,
-    segment: Segment,
-    rows: Rows,
+    store: ObjectStore, cache: SegmentCache, pieces: Sequence[Piece], segment: Segment, rows: Rows
 ) -> int | None:
     """The least time of some rows of a segment, of those that are the newest of their key."""
     rows = np.sort(rows)  # as they stand in the segment: in order of hashes
-    times = pc.struct_field(segment.values.take(pa.array(rows)), "time").to_numpy(zero_copy_only=False)
+    times = numbers_of(segment.values.field(0), np.int64)[rows]
     newest = locate(store, cache, pieces, segment.hashes[rows], segment.keys.take(rows), segment.subs[rows])
-    current = pc.struct_field(newest.arrow(kind), "time").fill_null(0).to_numpy(zero_copy_only=False)
-    counts = newest.present & (current == times)
+    counts = newest.present & (newest.times(0) == times)
     return int(times[counts].min()) if counts.any() else None

@@ -8,12 +8,13 @@ Rules
 - A hash that matches is followed by a comparison of the exact key (G1).
 - A row with a time-to-live is absent from the moment it expires, whether or not it has been removed: `now` decides.
 - Where a segment has a filter, keys that it rules out are not searched for.
+- Values of an older form are lifted when they are taken (see `forms`), and only those.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -23,6 +24,7 @@ import pyarrow.compute as pc
 
 from millstream.protocol.keyspace import Hashes, Range, hash_integers
 from millstream.protocol.manifest import Piece
+from millstream.store.forms import NO_FORMS, Forms
 from millstream.store.keys import KeyColumns, Mask, Rows, arrange
 from millstream.store.objects import ObjectStore
 from millstream.store.segments import Segment, SegmentCache, numbers_of
@@ -35,6 +37,7 @@ class Found:
     segments: tuple[Segment, ...]
     source: npt.NDArray[np.int32]
     row: Rows
+    forms: Forms = NO_FORMS
 
     @property
     def present(self) -> Mask:
@@ -46,12 +49,30 @@ class Found:
         for index, segment in enumerate(self.segments):
             mine = np.flatnonzero(self.source == index)
             if len(mine):
-                values = segment.values
+                values, rows = segment.values, self.row[mine]
+                if segment.ref.form != self.forms.current:
+                    values, rows = self._taken(segment, rows), np.arange(len(mine))
                 if pa.types.is_boolean(values.type):
-                    result[mine] = values.take(pa.array(self.row[mine])).to_numpy(zero_copy_only=False)
+                    result[mine] = values.take(pa.array(rows)).to_numpy(zero_copy_only=False)
                 else:
-                    result[mine] = numbers_of(values, dtype)[self.row[mine]]
+                    result[mine] = numbers_of(values, dtype)[rows]
         return result
+
+    def times(self, default: int) -> npt.NDArray[np.int64]:
+        """Of timers the times, `default` where there is none. Nothing is lifted: they are the same in every form."""
+        result = np.full(len(self.source), default, np.int64)
+        for index, segment in enumerate(self.segments):
+            mine = np.flatnonzero(self.source == index)
+            if len(mine):
+                result[mine] = numbers_of(segment.values.field(0), np.int64)[self.row[mine]]
+        return result
+
+    def only(self, places: Rows) -> Found:
+        """The same for some of the keys."""
+        return replace(self, source=self.source[places], row=self.row[places])
+
+    def _taken(self, segment: Segment, rows: Rows) -> pa.Array:
+        return self.forms.lift(segment.values.take(pa.array(rows)), segment.ref.form)
 
     def arrow(self, kind: pa.DataType) -> pa.Array:
         """The values as Arrow, null where there is none."""
@@ -61,7 +82,7 @@ class Found:
         for number, segment in enumerate(self.segments):
             mine = np.flatnonzero(self.source == number)
             if len(mine):
-                parts.append(segment.values.take(pa.array(self.row[mine])))
+                parts.append(self._taken(segment, self.row[mine]))
                 index[mine] = np.arange(filled, filled + len(mine))
                 filled += len(mine)
         return pa.concat_arrays(parts).take(pa.array(index))
@@ -75,6 +96,7 @@ def locate(
     keys: KeyColumns,
     subs: Hashes | None = None,
     now: int | None = None,
+    forms: Forms = NO_FORMS,
 ) -> Found:
     """Looks up keys, sorted by hash, in pieces that are ordered newest first; with subkeys, whose hashes are `subs`."""
     source = np.full(len(hashes), -1, np.int32)
@@ -101,7 +123,7 @@ def locate(
         if segment.has_dead or (now is not None and segment.until is not None):
             mine = np.flatnonzero(source == index)
             source[mine[segment.absent(row[mine], now)]] = -1
-    return Found(tuple(segments), source, row)
+    return Found(tuple(segments), source, row, forms)
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,6 +144,7 @@ def entries_of(
     keys: KeyColumns,
     kinds: tuple[pa.DataType, pa.DataType],
     now: int | None = None,
+    forms: Forms = NO_FORMS,
 ) -> Entries:
     """All that is stored under keys, sorted by hash, in pieces that are ordered newest first; `kinds` are the types of
     subkeys and values."""
@@ -148,7 +171,14 @@ def entries_of(
     table = pa.table({"place": places[newest], "subkey": subkeys.take(pa.array(newest))})
     ranks = pc.sort_indices(table, [("place", "ascending"), ("subkey", "ascending")]).to_numpy()
     chosen = newest[ranks]
-    values = pa.concat_arrays([segment.values.take(pa.array(rows)) for _, segment, rows in parts])
+    wanted = np.zeros(len(places), np.bool_)
+    wanted[chosen] = True
+    taken, passed = [], 0
+    for _, segment, rows in parts:
+        mine = wanted[passed : passed + len(rows)]
+        taken.append(forms.lift(segment.values.take(pa.array(rows)), segment.ref.form, mine))
+        passed += len(rows)
+    values = pa.concat_arrays(taken)
     return Entries(places[chosen], subkeys.take(pa.array(chosen)), values.take(pa.array(chosen)))
 
 

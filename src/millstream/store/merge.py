@@ -6,20 +6,24 @@ Rules
 - The merged segment answers every lookup as its inputs did: of each key the newest row survives (G1).
 - A tombstone survives unless the oldest segments of its range take part: below it something older may still lie. A
   row that has expired goes under the same condition; readers take it for absent anyway.
+- What comes out is of the current form: values of older forms are lifted (see `forms`), those that survive.
 - The cost is that of the rows in the range, not of the segments: a range is a slice.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
+import pyarrow as pa
 
 from millstream.protocol.compaction import Job
 from millstream.protocol.keyspace import Hashes, Range, clip, coalesce
 from millstream.protocol.manifest import Edit, Input, Piece
 from millstream.store import names
-from millstream.store.keys import Rows, arrange
+from millstream.store.forms import NO_FORMS, Forms, unpacked
+from millstream.store.keys import Mask, Rows, arrange
 from millstream.store.objects import ObjectStore
 from millstream.store.rows import StateRows, joined_rows
 from millstream.store.segments import SegmentCache, write_segments
@@ -33,12 +37,14 @@ def newest_rows(
     drop_dead: bool,
     newer: StateRows | None = None,
     now: int | None = None,
+    forms: Forms = NO_FORMS,
 ) -> StateRows:
     """The newest row of every key within ranges, from pieces that are ordered newest first, and rows newer than all.
 
     With `drop_dead`, tombstones are left out, and rows that have expired by `now`.
     """
     sources = [] if newer is None else [newer]
+    found = [forms.current] * len(sources)  # the form of each
     for piece in pieces:
         parts: list[StateRows] = []
         for segment, ranges in cache.open(store, _clipped(piece, within)):
@@ -57,18 +63,41 @@ def newest_rows(
                 )
         if parts:
             sources.append(joined_rows(parts) if len(parts) > 1 else parts[0])
-    everything = joined_rows(sources)
+            found.append(piece.segment.form)
+    lifting = any(form != forms.current for form in found)
+    everything = joined_rows([_blank(source, forms.kind) for source in sources] if lifting else sources)
     if everything.keys.injective():
         newest = _overlaid([source.hashes for source in sources])
     else:
         order, starts = arrange(everything.hashes, everything.keys, everything.subs)
         newest = order[starts]  # the arrangement is stable and sources come newest first
-    if drop_dead:
-        gone = everything.dead[newest]
-        if now is not None and everything.until is not None:
-            gone = gone | (everything.until[newest] <= now)
-        newest = newest[~gone]
+    if not drop_dead and not lifting:
+        return everything.take(newest)
+    gone = everything.dead[newest]
+    if now is not None and everything.until is not None:
+        gone = gone | (everything.until[newest] <= now)
+    there = newest[~gone]
+    newest = there if drop_dead else newest
+    if lifting:
+        wanted = np.zeros(len(everything.hashes), np.bool_)
+        wanted[there] = True
+        everything = replace(everything, values=_lifted(sources, found, forms, wanted))
     return everything.take(newest)
+
+
+def _blank(rows: StateRows, kind: pa.DataType) -> StateRows:
+    """Rows whose values are yet to come."""
+    return replace(rows, values=pa.nulls(len(rows.hashes), kind))
+
+
+def _lifted(sources: Sequence[StateRows], found: Sequence[int], forms: Forms, wanted: Mask) -> pa.Array:
+    """The values of all sources in the current form; those that are not wanted may be null."""
+    lifted, passed = [], 0
+    for source, form in zip(sources, found, strict=True):
+        count = len(source.hashes)
+        lifted.append(forms.lift(source.values, form, wanted[passed : passed + count]))
+        passed += count
+    return pa.concat_arrays(lifted)
 
 
 def _clipped(piece: Piece, within: Sequence[Range]) -> Piece:
@@ -104,7 +133,8 @@ def _overlaid(sources: Sequence[Hashes]) -> Rows:
 
 def merge(store: ObjectStore, cache: SegmentCache, job: Job, maker: names.Maker, slot: int) -> Edit:
     """Merges what lies in the job's ranges of its pieces and says how the manifest changes."""
-    rows = newest_rows(store, cache, job.pieces, job.ranges, drop_dead=job.bottom, now=job.now)
+    forms = unpacked(job.forms)
+    rows = newest_rows(store, cache, job.pieces, job.ranges, drop_dead=job.bottom, now=job.now, forms=forms)
     views = [view for piece in job.pieces for view, _ in cache.open(store, _clipped(piece, job.ranges))]
     outputs = write_segments(
         store,
@@ -117,6 +147,7 @@ def merge(store: ObjectStore, cache: SegmentCache, job: Job, maker: names.Maker,
         rows,
         timers=any(piece.segment.span is not None for piece in job.pieces),
         filtered=any(view.filtered for view in views),
+        form=forms.current,
     )
     inputs = tuple(Input(piece.segment.name, clip(piece.ranges, job.ranges)) for piece in job.pieces)
     return Edit(job.family, job.ranges, inputs, tuple(outputs))

@@ -33,7 +33,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from millstream.errors import DamagedObject
 from millstream.protocol.keyspace import LAST, Hashes, Range, clip
@@ -189,11 +188,12 @@ def write_segments(
     rows: StateRows,
     timers: bool = False,
     filtered: bool = False,
+    form: int = 0,
 ) -> list[SegmentRef]:
     """Writes rows as one segment, or several if they are large; the worker's cache has them, too.
 
     `owned` are the ranges that the writer speaks for; all rows lie in them. `timers` says that the values have times,
-    `filtered` that the segment is to have a filter.
+    `filtered` that the segment is to have a filter, `form` in which form the values are.
     """
     hashes, dead = rows.hashes, rows.dead
     columns = {
@@ -230,6 +230,7 @@ def write_segments(
             clip(owned, [Range(first, last)]),
             tombstones,
             span,
+            form,
         )
         store.put(ref.name, data)
         cache.keep(store, ref, data)
@@ -245,13 +246,13 @@ _NEVER = (2**63 - 1, -(2**63))
 def _by_time(part: pa.RecordBatch) -> tuple[pa.RecordBatch, tuple[int, int]]:
     """The rows with a column of row numbers in the order of times, those of tombstones last; and the span of times."""
     numbers, live = _time_order(part)
-    times = pc.struct_field(part.column("value"), "time").to_numpy(zero_copy_only=False)
+    times = numbers_of(part.column("value").field(0), np.int64)
     span = (int(times[numbers[0]]), int(times[numbers[live - 1]])) if live else _NEVER
     return part.append_column("by_time", pa.array(numbers)), span
 
 
 def _time_order(part: pa.RecordBatch) -> tuple[npt.NDArray[np.uint32], int]:
-    times = pc.struct_field(part.column("value"), "time").to_numpy(zero_copy_only=False)
+    times = numbers_of(part.column("value").field(0), np.int64)
     live = np.arange(part.num_rows)
     if "dead" in part.schema.names:
         live = np.flatnonzero(~part.column("dead").to_numpy(zero_copy_only=False))

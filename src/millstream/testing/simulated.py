@@ -19,6 +19,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import pyarrow as pa
@@ -45,7 +46,7 @@ from millstream.protocol.compaction import Job
 from millstream.protocol.epochs import Epoch, Output, Report
 from millstream.protocol.manifest import Edit
 from millstream.protocol.migration import MigrationPlan
-from millstream.protocol.modification import Modification
+from millstream.protocol.modification import Modification, undoing
 from millstream.protocol.placement import place
 from millstream.protocol.planner import Layout
 from millstream.protocol.steering import Cancel, Outcome
@@ -53,6 +54,7 @@ from millstream.protocol.time import NO_TIME
 from millstream.store.cache import WorkerCache
 from millstream.store.code import put_code
 from millstream.store.control_log import ControlLog
+from millstream.store.forms import Forms, unpacked
 from millstream.store.journal import Journal, digest_of, history_at
 from millstream.store.merge import merge
 from millstream.store.names import Maker
@@ -76,18 +78,46 @@ _PACKED: dict[bytes, Rewrite | Calls] = {}
 """Rewrites of this process by what stands for them in stores."""
 
 
+_FORMS: list[Forms] = []
+
+
+class _Listed:
+    """Stands for forms of this process: pickled, it is a number, and unpickled, it is they."""
+
+    def __init__(self, place: int) -> None:
+        self.place = place
+
+    def __reduce__(self) -> tuple[Any, tuple[int]]:
+        return _listed, (self.place,)
+
+
+def _listed(place: int) -> Forms:
+    return _FORMS[place]
+
+
 class LocalWorkshop:
     """Makes versions that never leave the process. Rewrites stay here, too: what is stored is only a name for them."""
 
     def __init__(self, store: ObjectStore, schemas: Mapping[str, pa.Schema]) -> None:
         self._store, self._schemas = store, schemas
 
-    def build(self, query: Query) -> Version:
+    def build(
+        self,
+        query: Query,
+        forms: Mapping[tuple[str, str], bytes] = MappingProxyType({}),
+        bundles: Sequence[str] = (),
+        handed: frozenset[str] = frozenset(),
+    ) -> Version:
         missing = [name for name in query.sources if name not in self._schemas]
         if missing:
             raise UserError(f"give the schema of source {missing[0]!r}, such as {{{missing[0]!r}: 'word string'}}")
         graph = resolve(query, self._schemas)
-        return Version(query, graph, fingerprints(query), LocalSpec(graph, "", self._store.uri, {}, {}))
+        spec = LocalSpec(graph, "", self._store.uri, {}, {}, forms=dict(forms))
+        return Version(query, graph, fingerprints(query), spec, dict(forms), tuple(bundles), handed)
+
+    def pack_forms(self, forms: Forms) -> bytes:
+        _FORMS.append(forms)
+        return pickle.dumps(_Listed(len(_FORMS) - 1))
 
     def try_out(self, version: Version) -> str:
         for step in version.graph.steps:
@@ -372,6 +402,15 @@ class Simulated:
         ask = Modification(self.driver.journal.store_id, history.version, code, "a change")
         return ControlLog(self.store, self._options.token).send("modify", ask, history.control)
 
+    def revert(self, number: int) -> int:
+        """Sends the command that undoes a modification; its number."""
+        history = self.driver.journal.history
+        code, trouble = undoing(history.modified, number)
+        if trouble:
+            raise UserError(trouble)
+        ask = Modification(self.driver.journal.store_id, history.version, code, f"revert {number}", reverts=number)
+        return ControlLog(self.store, self._options.token).send("revert", ask, history.control)
+
     def cancel(self, number: int) -> int:
         """Sends the command that ends another one; its number."""
         log = ControlLog(self.store, self._options.token)
@@ -399,7 +438,8 @@ class Simulated:
         name = state or next(iter(chosen.states), "")
         if name not in chosen.states:
             raise UserError(f"step {step!r} has no state {name!r}; it has {', '.join(chosen.states) or 'none'}")
-        table = read_state(self.store, chosen, name, history)
+        forms = unpacked(self.driver.modifier.version.forms.get((step, name), b""))
+        table = read_state(self.store, chosen, name, history, forms)
         rows = [tuple(row.values()) for row in table.to_pylist()]
         declared = chosen.states[name]
         if not declared.is_object:
