@@ -2,6 +2,7 @@
 
 from millstream.control.connect import Control, connect
 from millstream.control.handle import Handle
+from millstream.control.modify import Modify
 from millstream.control.running import RunningQuery, Status
 from millstream.control.start import Query
 from millstream.errors import (
@@ -20,6 +21,7 @@ from millstream.library.dedupe import Dedupe
 from millstream.library.windows import sessions, sliding, tumbling
 from millstream.model.bags import Bag
 from millstream.model.batch import Batch, InputBatch, TimerBatch, to
+from millstream.model.carry import carry, convert, drop, fresh
 from millstream.model.computation import At, Computation
 from millstream.model.holds import Hold
 from millstream.model.maps import Map
@@ -58,6 +60,7 @@ __all__ = [
     "Matched",
     "Memory",
     "MillstreamError",
+    "Modify",
     "Parquet",
     "Query",
     "RunningQuery",
@@ -70,11 +73,15 @@ __all__ = [
     "TimerBatch",
     "UserError",
     "Value",
+    "carry",
     "collect",
     "combine",
     "connect",
+    "convert",
     "count",
+    "drop",
     "first",
+    "fresh",
     "last",
     "max",
     "mean",

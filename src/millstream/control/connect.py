@@ -22,6 +22,7 @@ from millstream.control.overview import Overview, Pulse, live, overview_of
 from millstream.control.verbs import Verbs, When, start_of
 from millstream.engine.by_value import by_value
 from millstream.engine.described import described_graph
+from millstream.engine.modifying import counted_forms
 from millstream.engine.spec import Spec
 from millstream.engine.state import chosen_state, read_state
 from millstream.errors import DamagedObject, StoreUnavailable, UserError
@@ -112,26 +113,29 @@ class Control(Verbs):
         With a Spark session a DataFrame, which workers read, and which must be read while its epoch is retained;
         without one an Arrow table, read here and now. `epoch` may be any retained epoch, the last commit by default;
         `state` is needed only where a step declares several. Python objects come as pickled bytes. The query's code is
-        not needed.
+        not needed; but values whose type has changed, and that have not been converted yet, only the driver can read.
         """
         history = self._look()
         if history.graph is None:
             raise UserError("no epoch has been committed yet, so there is no state")
-        graph = described_graph(history.graph)
-        chosen, name = chosen_state(graph, step, state)
         if epoch is not None and epoch != history.epoch:
             history = self._history_at(epoch, history)
-        store = self._reader.store
+        graph, store = described_graph(history.graph or {}), self._reader.store
+        chosen, name = chosen_state(graph, step, state)
+        forms = counted_forms(store, history, chosen, name)
         if spark is None:
-            return read_state(store, chosen, name, history)
+            return read_state(store, chosen, name, history, forms)
         from pyspark import cloudpickle
 
         from millstream.spark.frames import state_frame
 
-        spec = Spec(graph, self._reader.store_id, store.uri, self._options, {})
+        packed = {(step, name): forms.pack(cloudpickle.dumps)} if forms.current else {}
+        spec = Spec(graph, self._reader.store_id, store.uri, self._options, {}, forms=packed)
         return state_frame(spark, spec.pack(cloudpickle.dumps), chosen, name, history)
 
-    def modify(self, *, wait: bool = True, timeout: float | None = None, at: When = None) -> Asking:
+    def modify(
+        self, *, wait: bool = True, timeout: float | None = None, at: When = None, rehearse: bool = True
+    ) -> Asking:
         """A change of the graph, for a `with` block, as of `RunningQuery.modify`: when it ends, the change is sent to
         the driver, which checks it, and waited for. The code that it brings travels through the store."""
         history = self._look()
@@ -145,7 +149,7 @@ class Control(Verbs):
             except Exception as error:
                 raise UserError(f"the change cannot be stored: {type(error).__name__}: {error}") from error
             code = put_code(self._reader.store, data)
-            ask = Modification(self._store_id(), history.version, code, text, start, trial=trial)
+            ask = Modification(self._store_id(), history.version, code, text, start, trial=trial, rehearse=rehearse)
             return self._handle(self._sent("modify", ask))
 
         return Asking(send, wait, timeout)

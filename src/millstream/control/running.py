@@ -346,7 +346,9 @@ class RunningQuery(Verbs):
             check_same_step(chosen, history)
         return state_frame(self._spark, self._driver.modifier.version.spec, chosen, name, history)
 
-    def modify(self, *, wait: bool = True, timeout: float | None = None, at: When = None) -> Modify:
+    def modify(
+        self, *, wait: bool = True, timeout: float | None = None, at: When = None, rehearse: bool = True
+    ) -> Modify:
         """A change of the graph, for a `with` block: when it ends, the change is checked, sent, and waited for.
 
             with running.modify() as change:
@@ -354,14 +356,15 @@ class RunningQuery(Verbs):
                 change.replace("count", Better, state={"total": ms.carry()})
 
         All of it takes effect in one epoch, or none of it does. `wait=False` does not wait for that; `timeout` are the
-        seconds to wait. `at` is as of plans: an epoch, a datetime, or `(EVENT_TIME, datetime)`.
+        seconds to wait. `at` is as of plans: an epoch, a datetime, or `(EVENT_TIME, datetime)`. Before it takes effect,
+        the new graph runs over a few records of recent input, on no state, unless `rehearse` is false.
         """
         version, history = self._driver.modifier.version, self._look()
         start = start_of(at, history)
 
         def send(rewrite: Rewrite, text: str) -> Handle:
             code = put_code(self._driver.store, self._workshop.pack(rewrite))
-            ask = Modification(self._store_id(), history.version, code, text, start)
+            ask = Modification(self._store_id(), history.version, code, text, start, rehearse=rehearse)
             return self._handle(self._sent("modify", ask))
 
         return Modify(version.query, self._workshop.build, send, wait, timeout)

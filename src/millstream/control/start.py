@@ -75,6 +75,7 @@ class Query(QueryData):
         cache_bytes: int = DEFAULT_CACHE_BYTES,
         fetch_limit: float | None = None,
         token: str | None = None,
+        modify_timeout: float = 60.0,
         observe: Observer | None = None,
     ) -> RunningQuery:
         """Starts the query on a store, or goes on where the store's last commit is. Everything is checked first.
@@ -92,10 +93,17 @@ class Query(QueryData):
         - `cache_bytes`: how many bytes of it each worker keeps; what the store has on the same disk does not count.
         - `fetch_limit`: how many bytes a second each worker may fetch from the store; not limited by default.
         - `token`: guards the store: from then on, commands to the running query need it, and so does a restart.
+        - `modify_timeout`: how many seconds a modification may take to be tried out on workers, and its first epoch.
         - `observe`: called with a moment (`planned`, `executed`, `committed`, `delivering`, `delivered`) and the epoch.
         """
         cache = _cache(cache_dir, cache_bytes, fetch_limit)
-        options = replace(_options(slots, bins, retain, compaction_budget, token), fetch_limit=int(fetch_limit or 0))
+        if not isinstance(modify_timeout, int | float) or not modify_timeout > 0:
+            raise UserError(f"modify_timeout={modify_timeout!r}: give a number of seconds above 0")
+        options = replace(
+            _options(slots, bins, retain, compaction_budget, token),
+            fetch_limit=int(fetch_limit or 0),
+            modify_timeout=float(modify_timeout),
+        )
         chosen = _trigger(trigger)
         check_session(spark)
         users = spark
@@ -111,7 +119,9 @@ class Query(QueryData):
         opened = _open(store, store_options)
         place = _checkpoint_place(opened, checkpoint)
         journal = Journal.open(opened)
-        workshop = SparkWorkshop(spark, opened, journal.store_id, store_options or {}, cache, schemas)
+        workshop = SparkWorkshop(
+            spark, opened, journal.store_id, store_options or {}, cache, schemas, float(modify_timeout)
+        )
         version = workshop.build(self)
         executor, deliverer = SparkExecutor(spark), SparkDeliverer(spark, opened, version.spec)
         driver = Driver(version, journal, workshop, executor, deliverer, options, observe)

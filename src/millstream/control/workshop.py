@@ -23,6 +23,8 @@ from pyspark import cloudpickle
 from pyspark.sql import SparkSession
 
 from millstream.engine.by_value import by_value
+from millstream.engine.rehearsal import FAILS
+from millstream.engine.sample import Samples
 from millstream.engine.shipping import ensure
 from millstream.engine.spec import Spec
 from millstream.engine.version import Version, fingerprints
@@ -32,6 +34,7 @@ from millstream.model.graph import Graph, resolve
 from millstream.model.query import Query
 from millstream.model.rewrite import Rewrite
 from millstream.spark import tasks
+from millstream.spark.limits import time_limit
 from millstream.store.cache import CacheSettings
 from millstream.store.forms import Forms
 from millstream.store.journal import digest_of
@@ -49,9 +52,11 @@ class SparkWorkshop:
         store_options: Mapping[str, str],
         cache: CacheSettings,
         schemas: Mapping[str, pa.Schema],
+        timeout_s: float,
     ) -> None:
         self._spark, self._store, self._store_id = spark, store, store_id
         self._store_options, self._cache, self._schemas = dict(store_options), cache, schemas
+        self._timeout_s = timeout_s
         self._mine: dict[str, Rewrite | Calls] = {}
 
     def build(
@@ -81,16 +86,20 @@ class SparkWorkshop:
     def pack_forms(self, forms: Forms) -> bytes:
         return forms.pack(partial(by_value, cloudpickle=cloudpickle))
 
-    def try_out(self, version: Version) -> str:
-        """Whether all workers can load the version and see the store: an empty string, or what is wrong."""
+    def try_out(self, version: Version, samples: Samples | None = None) -> str:
+        """Whether all workers can load the version and see the store: an empty string, or what is wrong. That of a
+        modification, which comes with samples, must not take too long, and come through a rehearsal."""
         name, expected = f"{STAGING}probe-{secrets.token_hex(6)}", secrets.token_bytes(16)
         self._store.put(name, expected)
         try:
             sc = self._spark.sparkContext
             count = max(2, sc.defaultParallelism)
-            prober = tasks.prober(version.spec, name, expected)
-            found = sc.parallelize(range(count), count).mapPartitions(prober).collect()
+            prober = tasks.prober(version.spec, name, expected, samples)
+            with time_limit(sc, None if samples is None else self._timeout_s) as late:
+                found = sc.parallelize(range(count), count).mapPartitionsWithIndex(prober).collect()
         except Exception as error:
+            if late.is_set():
+                return f"it was not loaded and tried out on workers within {self._timeout_s:g} s (modify_timeout)"
             lines = [line.strip() for line in str(error).splitlines() if "Error" in line or "Exception" in line]
             return (
                 "Spark's Python workers do not run Millstream: "
@@ -100,9 +109,11 @@ class SparkWorkshop:
             )
         finally:
             self._store.delete([name])
-        troubles = sorted({trouble for trouble in found if trouble})
+        troubles: list[str] = sorted({trouble for trouble in found if trouble})
         if not troubles:
             return ""
+        if any(FAILS in trouble for trouble in troubles):
+            return next(trouble for trouble in troubles if FAILS in trouble)
         return "; ".join(troubles) + ". Every worker must see the same store and the same modules (addPyFile)"
 
     def pack(self, rewrite: Rewrite | Calls) -> bytes:

@@ -64,12 +64,20 @@ class ExecutionFailed(MillstreamError):
     """The executor could not finish an attempt, for reasons that are not user code: it is worth another try."""
 
 
+class TookTooLong(ExecutionFailed):
+    """An attempt was ended because it took longer than it may."""
+
+
 class Executor(Protocol):
     """What runs the parts of an epoch: Spark, or one process in tests."""
 
-    def execute(self, spec: Any, task: EpochTask, slots: Sequence[SlotTask], records: Any) -> tuple[list[Report], int]:
-        """Runs an attempt of a version over the epoch's records; the reports of all slots, and the number of
-        producers."""
+    def execute(
+        self, spec: Any, task: EpochTask, slots: Sequence[SlotTask], records: Any, limit_s: float | None = None
+    ) -> tuple[list[Report], int]:
+        """Runs an attempt of a version over the epoch's records; the reports of all slots, and the number of producers.
+
+        With a limit, an attempt that takes longer is ended with `TookTooLong`.
+        """
         ...
 
     def place(self, slots: Sequence[int], closing: Collection[str], closed: Collection[str]) -> dict[int, str]:
@@ -91,6 +99,7 @@ class Options:
     compaction_budget: int = DEFAULT_BUDGET
     token: str | None = None
     fetch_limit: int = 0
+    modify_timeout: float = 60.0
 
 
 @dataclass(slots=True)
@@ -220,7 +229,7 @@ class Driver:
             share = _share(tables, self.executor.place(live_slots(tables), *draining(history, plan)))
             reports, producers = self._execute(version, plan, share, before, records)
         except ExecutionFailed as error:
-            self._abort(plan, str(error), by_user=False)
+            self._abort(plan, str(error), by_user=isinstance(error, TookTooLong))
             return str(error)
         self._observe("executed", epoch)
         executed = time.perf_counter()
@@ -254,6 +263,7 @@ class Driver:
         self.upkeep.applied(edits)
         if changed is not None:
             self.modifier.committed(changed)
+        self.modifier.samples = next((report.samples for report in reports if report.samples), self.modifier.samples)
         ended = time.perf_counter()
         parts = {
             "plan": (planned - started) * 1000,
@@ -318,7 +328,8 @@ class Driver:
         manifest, _ = planned_manifest(self.journal.history, plan)
         task = epoch_task(version.graph, plan, maker, share.tables, before, len(share.slots))
         slots = slot_tasks(version.graph, share.tables, manifest, share.slots, self.upkeep.busy())
-        return self.executor.execute(version.spec, task, slots, records)
+        limit_s = None if plan.changed is None else self.options.modify_timeout
+        return self.executor.execute(version.spec, task, slots, records, limit_s)
 
     def _deliver(self, epoch: Epoch) -> None:
         outputs = self.journal.history.recent[epoch].outputs

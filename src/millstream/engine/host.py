@@ -28,7 +28,7 @@ import pyarrow as pa
 from millstream.engine.derive import MapFailure, derive
 from millstream.engine.feedback import fed_back, fed_marks
 from millstream.engine.grouping import Lanes, without_times
-from millstream.engine.payload import INLINE_LIMIT, Head, Part, Parts, buffers, decode, receipts_of
+from millstream.engine.payload import INLINE_LIMIT, Head, Part, Parts, buffers, decode, in_order, receipts_of
 from millstream.engine.route import failure_of, split
 from millstream.engine.spec import TIME_COLUMN, EpochTask, SlotTask, Spec, rules_of
 from millstream.engine.step import Done, StepRun
@@ -84,6 +84,8 @@ def host(
         hosted.reports += head.reports
     received = sorted((part for _, parts in decoded for part in parts), key=lambda part: part.order)
     report = Report(mine.slot, receipts, level=level, clocks=clocks, watermarks=reached)
+    if level == 1 and mine.slot == 0:
+        report = replace(report, samples=_samples([head for head, _ in decoded]))
     try:
         for part in received:
             if task.lanes[part.lane].level > level:
@@ -96,6 +98,15 @@ def host(
         report = replace(report, trouble=str(error))
     hosted.reports.append(report)
     return hosted
+
+
+def _samples(heads: Sequence[Head]) -> dict[str, tuple[bytes, ...]]:
+    found: dict[str, tuple[bytes, ...]] = {}
+    for head in sorted(heads, key=lambda head: in_order(head.producer)):
+        for source, few in head.samples.items():
+            if few:
+                found[source] = (*found.get(source, ()), few)
+    return found
 
 
 def _watermarks(

@@ -18,11 +18,12 @@ from functools import partial
 import msgspec
 import pyarrow as pa
 
+from millstream.engine.sample import Samples
 from millstream.engine.shipping import load
 from millstream.engine.version import Version, Workshop
 from millstream.errors import MillstreamError, UserError
 from millstream.model.change import Calls
-from millstream.model.graph import Graph, differences
+from millstream.model.graph import Graph, Step, differences
 from millstream.model.kinds import State
 from millstream.model.rewrite import Rewrite, rewritten
 from millstream.model.transfers import Transfers, inverse, transfers
@@ -30,7 +31,8 @@ from millstream.protocol.epochs import History
 from millstream.protocol.manifest import Family
 from millstream.protocol.modification import Candidate, Changed, Modification, missing_since
 from millstream.store.code import get_code, put_code
-from millstream.store.forms import sealed, unpacked
+from millstream.store.forms import NO_FORMS, sealed, unpacked
+from millstream.store.forms import Forms as StateForms
 from millstream.store.objects import ObjectStore
 
 MAX_TRIES = 2
@@ -44,6 +46,8 @@ class Modifier:
         self._store, self.workshop, self._background = store, workshop, background
         self.version = version
         """The one that runs."""
+        self.samples: Samples = {}
+        """Of the last epoch with records."""
         self._lock = threading.Lock()
         self._candidates: dict[int, Candidate] = {}
         self._versions: dict[int, Version] = {}
@@ -143,7 +147,7 @@ class Modifier:
                 stored = (undone_by, put_code(self._store, _packed(version.forms)) if version.forms else "")
             changed = _changed(number, ask, before, version, rewrite, moved, *stored)
             self._note(number, before, Candidate("validated", changed=changed), version)
-            trouble = self.workshop.try_out(version)
+            trouble = self.workshop.try_out(version, self.samples if ask.rehearse else {})
             state = Candidate("aborted", trouble) if trouble else Candidate("prepared", changed=changed)
         except MillstreamError as error:
             state = Candidate("aborted", str(error))
@@ -189,12 +193,25 @@ class Modifier:
         return kept
 
     def _stored_forms(self, code: str) -> dict[tuple[str, str], bytes]:
-        found = msgspec.msgpack.decode(get_code(self._store, code), type=list[tuple[str, str, bytes]])
-        return {(step, state): data for step, state, data in found}
+        return {(step, state): data for step, state, _, data in _read_forms(self._store, code)}
 
 
 def _packed(forms: Mapping[tuple[str, str], bytes]) -> bytes:
-    return msgspec.msgpack.encode([(step, state, data) for (step, state), data in sorted(forms.items())])
+    told = [(step, state, unpacked(data).current, data) for (step, state), data in sorted(forms.items())]
+    return msgspec.msgpack.encode(told)
+
+
+def _read_forms(store: ObjectStore, code: str) -> list[tuple[str, str, int, bytes]]:
+    return msgspec.msgpack.decode(get_code(store, code), type=list[tuple[str, str, int, bytes]])
+
+
+def counted_forms(store: ObjectStore, history: History, step: Step, state: str) -> StateForms:
+    """The forms of a state for one who does not run users' code: only how many there are."""
+    code = history.modified[-1].forms if history.modified else ""
+    for of_step, of_state, count, _ in _read_forms(store, code) if code else ():
+        if (of_step, of_state) == (step.name, state):
+            return sealed(step.states[state].stored_type, count)
+    return NO_FORMS
 
 
 def stored_type(graph: Graph, address: tuple[str, str]) -> pa.DataType:

@@ -53,6 +53,7 @@ class Head(msgspec.Struct, frozen=True, array_like=True):
     """Who sent a payload (level, then number among its producers), the receipt, and what is in it.
 
     `seen` is what a map task saw of event times; `watermarks` are those of sources and steps, as a host knows them.
+    `samples` are a few records of each source that a map task read; the first slot gets them.
     """
 
     producer: str
@@ -61,6 +62,7 @@ class Head(msgspec.Struct, frozen=True, array_like=True):
     reports: list[Report]
     seen: dict[str, SeenTimes] = {}
     watermarks: dict[str, Mark] = {}
+    samples: dict[str, bytes] = {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,9 +98,10 @@ def encode(
     seen: Mapping[str, SeenTimes] | None = None,
     watermarks: Mapping[str, Mark] | None = None,
     inline_limit: int = INLINE_LIMIT,
+    samples: Mapping[str, bytes] | None = None,
 ) -> Iterator[bytes]:
     """The payload of each slot, in order of slots; `reports` by the slot that gets them."""
-    return map(b"".join, buffers(parts, producer, store, maker, reports, seen, watermarks, inline_limit))
+    return map(b"".join, buffers(parts, producer, store, maker, reports, seen, watermarks, inline_limit, samples))
 
 
 def buffers(
@@ -110,6 +113,7 @@ def buffers(
     seen: Mapping[str, SeenTimes] | None,
     watermarks: Mapping[str, Mark] | None,
     inline_limit: int,
+    samples: Mapping[str, bytes] | None = None,
 ) -> Iterator[list[bytes | memoryview]]:
     """The payload of each slot, as buffers that need only be joined."""
     times = dict(seen or {}), dict(watermarks or {})
@@ -129,7 +133,8 @@ def buffers(
                 inline += body.size
                 sections.append(Section(part.lane, part.producer, body.size))
                 bodies.append(memoryview(body))
-        head = msgspec.msgpack.encode(Head(producer, receipt, sections, list((reports or {}).get(slot, ())), *times))
+        told, shown = list((reports or {}).get(slot, ())), dict(samples or {}) if slot == 0 else {}
+        head = msgspec.msgpack.encode(Head(producer, receipt, sections, told, *times, shown))
         padding = bytes(-len(head) % 8)  # so that columns of 8-byte values are aligned
         yield [len(head).to_bytes(8, "little"), head, padding, *bodies]
 

@@ -19,6 +19,7 @@ import pyarrow as pa
 
 from millstream.engine.derive import MapFailure, derive
 from millstream.engine.payload import Part, Parts, encode
+from millstream.engine.sample import SAMPLE_PARTS, sample_of
 from millstream.engine.spec import HASH_COLUMN, EpochTask, Lane, Spec, rules_of
 from millstream.model.letters import bounded, cause_text, plain
 from millstream.model.times import NULL_TIME, Times, times_of
@@ -42,9 +43,12 @@ def route(
     parts: Parts = [[] for _ in range(task.slot_count)]
     waiting: dict[str, list[pa.RecordBatch]] = {}
     seen: dict[str, list[SeenTimes]] = {}
+    samples: dict[str, bytes] = {}
     gathered = 0
     try:
         for stream, batch in batches:
+            if stream not in samples and producer < SAMPLE_PARTS:
+                samples[stream] = sample_of(batch)
             waiting.setdefault(stream, []).append(batch)
             gathered += batch.nbytes
             if gathered >= FLUSH_BYTES:
@@ -56,7 +60,7 @@ def route(
         return encode([[] for _ in parts], name, store, task.maker, {0: [report]})
     rules = rules_of(spec.graph)
     together = {source: seen_together(all_, rules[source].percentile is not None) for source, all_ in seen.items()}
-    return encode(parts, name, store, task.maker, seen=together)
+    return encode(parts, name, store, task.maker, seen=together, samples=samples)
 
 
 def _flush(

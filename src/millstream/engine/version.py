@@ -15,6 +15,7 @@ from typing import Any, Protocol
 
 import msgspec
 
+from millstream.engine.sample import Samples
 from millstream.model.change import Calls
 from millstream.model.fingerprint import fingerprint
 from millstream.model.graph import Graph
@@ -71,8 +72,8 @@ class Workshop(Protocol):
         """The forms of a state with the code that lifts its values."""
         ...
 
-    def try_out(self, version: Version) -> str:
-        """Prepares workers for a version; what is wrong with it there, or nothing."""
+    def try_out(self, version: Version, samples: Samples | None = None) -> str:
+        """Prepares workers for a version, and rehearses it if there are samples; what is wrong with it, or nothing."""
         ...
 
     def pack(self, rewrite: Rewrite | Calls) -> bytes:

@@ -388,7 +388,7 @@ class Report:
     `receipts` maps each producer task that this slot consumed to the digest of all that the producer sent out.
     `failure` is user code that raised, `damage` an object that cannot be used, `trouble` what may pass by itself.
     `clocks` (of sources, from level 1 only) and `watermarks` (of the level's steps) are as this slot sees them;
-    `passed` is what it passes on of steps with holds.
+    `passed` is what it passes on of steps with holds. `samples` are a few records of each source.
     """
 
     slot: int
@@ -407,6 +407,7 @@ class Report:
     late: dict[str, int] = field(default_factory=dict)
     dead_letters: dict[str, int] = field(default_factory=dict)
     passed: dict[str, int] = field(default_factory=dict)
+    samples: dict[str, tuple[bytes, ...]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

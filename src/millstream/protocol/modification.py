@@ -49,6 +49,8 @@ class Modification:
     """The number of the modification that it undoes; -1 for none."""
     trial: bool = False
     """Whether it is only to be validated and prepared, and never takes effect."""
+    rehearse: bool = True
+    """Whether it is run over a sample of recent input first."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,7 @@ from pyspark.errors import PySparkException
 from pyspark.serializers import NoOpSerializer
 from pyspark.sql import DataFrame, SparkSession
 
-from millstream.engine.driver import ExecutionFailed
+from millstream.engine.driver import ExecutionFailed, TookTooLong
 from millstream.engine.spec import EpochTask, SlotTask
 from millstream.protocol.compaction import Job
 from millstream.protocol.epochs import Report
@@ -27,6 +27,7 @@ from millstream.protocol.manifest import Edit
 from millstream.protocol.placement import place
 from millstream.spark import tasks
 from millstream.spark.exchange import Exchange, Places
+from millstream.spark.limits import time_limit
 from millstream.spark.session import is_local
 from millstream.store.names import Maker
 
@@ -43,6 +44,19 @@ class SparkExecutor:
         self._known: frozenset[str] = frozenset()
 
     def execute(
+        self, spec: bytes, task: EpochTask, slots: Sequence[SlotTask], records: DataFrame, limit_s: float | None = None
+    ) -> tuple[list[Report], int]:
+        with time_limit(self._spark.sparkContext, limit_s) as late:
+            try:
+                return self._run(spec, task, slots, records)
+            except ExecutionFailed as error:
+                if late.is_set():
+                    raise TookTooLong(
+                        f"the first epoch of the modification was not over within {limit_s:g} s (modify_timeout)"
+                    ) from error
+                raise
+
+    def _run(
         self, spec: bytes, task: EpochTask, slots: Sequence[SlotTask], records: DataFrame
     ) -> tuple[list[Report], int]:
         try:

@@ -18,7 +18,9 @@ import msgspec
 import pyarrow as pa
 from pyspark.serializers import pack_long
 
+from millstream.engine.rehearsal import rehearse
 from millstream.engine.route import route
+from millstream.engine.sample import Samples
 from millstream.engine.shipping import ensure
 from millstream.engine.spec import EpochTask, SlotTask, Spec, unpack
 from millstream.engine.strong import host_once
@@ -136,12 +138,15 @@ def _give_memory_back() -> None:
         ctypes.CDLL(None).malloc_trim(0)
 
 
-def prober(spec_bytes: bytes, name: str, expected: bytes) -> Any:
-    return partial(_probe, spec_bytes, name, expected)
+def prober(spec_bytes: bytes, name: str, expected: bytes, samples: Samples | None = None) -> Any:
+    return partial(_probe, spec_bytes, name, expected, samples)
 
 
-def _probe(spec_bytes: bytes, name: str, expected: bytes, _: Iterable[int]) -> Iterator[str]:
-    """Whether this worker can unpack the query and see the store: an empty string, or what is wrong."""
+def _probe(
+    spec_bytes: bytes, name: str, expected: bytes, samples: Samples | None, number: int, _: Iterable[int]
+) -> Iterator[str]:
+    """Whether this worker can unpack the query and see the store: an empty string, or what is wrong. The first one also
+    rehearses it, if there are samples."""
     part = "query"
     try:
         spec = unpack(spec_bytes)
@@ -168,4 +173,4 @@ def _probe(spec_bytes: bytes, name: str, expected: bytes, _: Iterable[int]) -> I
     if found is None or bytes(found) != expected:
         yield f"a worker does not see the store {spec.store_uri}: an object that the driver wrote is not there"
     else:
-        yield ""
+        yield rehearse(spec, samples) if samples and number == 0 else ""

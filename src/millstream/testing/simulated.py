@@ -27,7 +27,9 @@ import pyarrow as pa
 from millstream.engine.delivery import read_productions
 from millstream.engine.driver import Driver, Observer, Options, layout_of
 from millstream.engine.pending import pending_timers
+from millstream.engine.rehearsal import rehearse
 from millstream.engine.route import route
+from millstream.engine.sample import Samples
 from millstream.engine.spec import EpochTask, SlotTask, Spec
 from millstream.engine.state import read_state
 from millstream.engine.strong import host_once
@@ -119,13 +121,13 @@ class LocalWorkshop:
         _FORMS.append(forms)
         return pickle.dumps(_Listed(len(_FORMS) - 1))
 
-    def try_out(self, version: Version) -> str:
+    def try_out(self, version: Version, samples: Samples | None = None) -> str:
         for step in version.graph.steps:
             try:
                 version.spec.new_computation(step.name)
             except Exception as error:
                 return f"the computation of step {step.name!r} cannot be copied: {type(error).__name__}: {error}"
-        return ""
+        return rehearse(version.spec, samples) if samples else ""
 
     def pack(self, rewrite: Rewrite | Calls) -> bytes:
         name = f"rewrite {len(_PACKED)} of process {os.getpid()}".encode()
@@ -153,7 +155,9 @@ class InProcess:
         self.placed: dict[int, str] = {}
         self._known: frozenset[str] = frozenset()
 
-    def execute(self, spec: Spec, task: EpochTask, slots: Sequence[SlotTask], records: Any) -> tuple[list[Report], int]:
+    def execute(
+        self, spec: Spec, task: EpochTask, slots: Sequence[SlotTask], records: Any, limit_s: float | None = None
+    ) -> tuple[list[Report], int]:
         before = self.crashes.next_stop()
         if before is not None:
             self._run(spec, task, slots, before)
@@ -395,11 +399,12 @@ class Simulated:
         """A change of the query that runs; see `send`."""
         return Change(self.driver.modifier.version.query)
 
-    def send(self, change: Change) -> int:
-        """Sends a change as a command, which the next epochs carry out; its number."""
+    def send(self, change: Change, *, rehearse: bool = True) -> int:
+        """Sends a change as a command, which the next epochs carry out; its number. Unless told otherwise it is run
+        over a sample of recent input first."""
         history = self.driver.journal.history
         code = put_code(self.store, self._workshop.pack(change.rewrite))
-        ask = Modification(self.driver.journal.store_id, history.version, code, "a change")
+        ask = Modification(self.driver.journal.store_id, history.version, code, "a change", rehearse=rehearse)
         return ControlLog(self.store, self._options.token).send("modify", ask, history.control)
 
     def revert(self, number: int) -> int:
