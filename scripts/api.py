@@ -45,6 +45,7 @@ SECTIONS = {
         "control.handle",
         "protocol.steering",
     ],
+    "Modification": ["control.modify", "model.carry"],
     "Running queries": ["spark.session", "control.running", "control.connect", "control.overview"],
     "Errors": ["errors"],
 }
@@ -54,7 +55,18 @@ Others come before `LAST`."""
 LAST = ["Running queries", "Errors"]
 
 MADE = {
-    *("At", "Batch", "Control", "Handle", "InputBatch", "KeyedStream", "MigrationPlan", "Outcome", "Overview"),
+    *(
+        "At",
+        "Batch",
+        "Control",
+        "Handle",
+        "InputBatch",
+        "KeyedStream",
+        "MigrationPlan",
+        "Modify",
+        "Outcome",
+        "Overview",
+    ),
     *("Progress", "RunningQuery", "Status", "Stream", "TimerBatch", "WindowedStream"),
 }
 """Classes that users are given and never make, so that their constructors are nobody's business."""
