@@ -4,97 +4,30 @@
 Rules
 -----
 - Each does what the method of the same name of `millstream.connect(STORE)` does, and says what came of it.
-- With `--json`, standard output is one JSON object (of `watch`, one whenever something has changed), also for errors:
-  `error`, `kind`, `exit_code`. Only wrong usage and Ctrl-C are told as text alone.
-- A verb that changes something waits for its answer, unless it is told not to. Who stops waiting, by Ctrl-C or a
-  timeout, takes nothing back: the command is in the store.
+- What they share is in `asked`. Of `watch`, `--json` prints an object whenever something has changed.
 """
 
 from __future__ import annotations
 
-import functools
-import sys
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 import click
-import msgspec
 
-from millstream.control.arguments import NumbersType, SettingType, SpanType, StrategyType, WhenType
-from millstream.control.exits import INTERRUPTED, code_of, complain
-from millstream.errors import MillstreamError, UserError
+from millstream.control.arguments import NumbersType, SpanType, StrategyType
+from millstream.control.asked import AT, TOKEN, WAITING, Asked, echo_json, options_of, sentence, verb
+from millstream.errors import UserError
 
 if TYPE_CHECKING:
-    from millstream.control.connect import Control
-    from millstream.control.handle import Handle, Progress
-    from millstream.protocol.migration import MigrationPlan
-    from millstream.protocol.steering import Outcome
     from millstream.protocol.strategies import Strategy
 
-TOKEN_VARIABLE = "MILLSTREAM_TOKEN"
-
-
-# -- options ----------------------------------------------------------------------------------------------------------
-
-
-Function = Callable[..., Any]
-Option = Callable[[Function], Function]
-
-
-def _options(*options: Option) -> Option:
-    """Several options as one, in this order."""
-
-    def added(function: Function) -> Function:
-        for option in reversed(options):
-            function = option(function)
-        return function
-
-    return added
-
-
-_STORE = click.argument("store")
-_LOOKING = _options(
-    click.option(
-        "--store-option",
-        "settings",
-        type=SettingType(),
-        multiple=True,
-        metavar="KEY=VALUE",
-        help="A setting for the store's backend, as in `store_options` of `Query.start`; repeatable.",
-    ),
-    click.option("--json", "as_json", is_flag=True, help="Print one JSON object."),
-)
-_TOKEN = click.option(
-    "--token",
-    envvar=TOKEN_VARIABLE,
-    show_envvar=True,
-    metavar="TEXT",
-    help="The token that the query was started with, if it was. Rather set the variable: others can see arguments.",
-)
-_WAITING = _options(
-    click.option("--no-wait", is_flag=True, help="Do not wait for what becomes of it."),
-    click.option(
-        "--timeout",
-        type=click.FloatRange(min=0),
-        metavar="SECONDS",
-        help="Wait no longer; the command stays, and the exit code is 4.",
-    ),
-)
-_TERMS = _options(
+_TERMS = options_of(
     click.option("--step", "steps", multiple=True, metavar="NAME", help="This step alone; repeatable."),
-    click.option(
-        "--at",
-        type=WhenType(),
-        metavar="WHEN",
-        help="Begin at an epoch (120), a time (2026-05-01T12:00:00Z, UTC unless it says otherwise), or an event time "
-        "(event:2026-05-01T12:00:00Z) that the watermarks reach.",
-    ),
+    AT,
     click.option("--dry-run", is_flag=True, help="Print the plan and change nothing."),
 )
-_PLANNING = _options(
+_PLANNING = options_of(
     click.option(
         "--strategy",
         type=StrategyType(),
@@ -115,89 +48,10 @@ _PLANNING = _options(
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Asked:
-    """The options that several verbs share, as they were given."""
-
-    control: Control
-    as_json: bool
-    no_wait: bool = False
-    timeout: float | None = None
-    dry_run: bool = False
-
-    def say(self, text: str) -> None:
-        """Tells something to people."""
-        if not self.as_json:
-            click.echo(text)
-
-    def carry_out(self, plan: MigrationPlan) -> None:
-        """Shows a plan, sends it, and waits for it, as far as that was asked for."""
-        self.say(str(plan))
-        told: dict[str, Any] = {"plan": summary(plan), "dry_run": self.dry_run, "command": None, "outcome": None}
-        if self.dry_run or not plan.rounds:
-            self._finish(told)
-        else:
-            self.follow(self.control.apply(plan), told)
-
-    def follow(self, handle: Handle, told: dict[str, Any]) -> None:
-        """Waits for a command, unless it is not to be waited for, and tells what came of it."""
-        told["command"] = handle.number
-        self.say(f"Sent as command {handle.number}.")
-        if self.no_wait:
-            self._finish(told)
-            return
-        try:
-            with _shown(handle, self.as_json) as tell:
-                outcome = handle.wait(self.timeout, tell)
-        except KeyboardInterrupt:
-            click.echo(
-                f"No longer waiting. The command goes on; `millstream cancel STORE {handle.number}` ends it.", err=True
-            )
-            click.get_current_context().exit(INTERRUPTED)
-        told["outcome"] = msgspec.to_builtins(outcome)
-        self.say(sentence(outcome))
-        self._finish(told)
-
-    def _finish(self, told: Mapping[str, Any]) -> None:
-        if self.as_json:
-            echo_json(told)
-
-
-def _verb(*options: Option) -> Callable[[Function], click.Command]:
-    """A command whose function gets an `Asked` first, and whose errors become JSON if that was asked for."""
-
-    def decorate(function: Function) -> click.Command:
-        @functools.wraps(function)
-        def run(
-            store: str,
-            settings: tuple[tuple[str, str], ...],
-            as_json: bool,
-            no_wait: bool = False,
-            timeout: float | None = None,
-            dry_run: bool = False,
-            token: str | None = None,
-            **given: Any,
-        ) -> None:
-            from millstream.control.connect import connect
-
-            try:
-                control = connect(store, options=dict(settings), token=token or None)
-                function(Asked(control, as_json, no_wait, timeout, dry_run), **given)
-            except (MillstreamError, TimeoutError) as error:
-                if as_json:
-                    echo_json({"error": str(error), "kind": type(error).__name__, "exit_code": code_of(error)})
-                complain(error)
-                click.get_current_context().exit(code_of(error))
-
-        return click.command()(_STORE(_options(*options, _LOOKING)(run)))
-
-    return decorate
-
-
 # -- the verbs --------------------------------------------------------------------------------------------------------
 
 
-@_verb()
+@verb()
 def status(asked: Asked) -> None:
     """Show how a query stands.
 
@@ -214,7 +68,7 @@ def status(asked: Asked) -> None:
         click.echo("\n".join(lines(overview)))
 
 
-@_verb(
+@verb(
     click.option("--once", is_flag=True, help="Show it once and end."),
     click.option(
         "--every",
@@ -237,7 +91,7 @@ def watch(asked: Asked, once: bool, every: float) -> None:
     follow(asked.control, every, once, asked.as_json)
 
 
-@_verb()
+@verb()
 def commands(asked: Asked) -> None:
     """List what became of commands.
 
@@ -254,7 +108,7 @@ def commands(asked: Asked) -> None:
         click.echo("No command has been heard.")
 
 
-@_verb(click.argument("slots", type=click.IntRange(min=1)), _PLANNING, _WAITING, _TOKEN)
+@verb(click.argument("slots", type=click.IntRange(min=1)), _PLANNING, WAITING, TOKEN)
 def rescale(asked: Asked, slots: int, **given: Any) -> None:
     """Change the number of slots.
 
@@ -263,7 +117,7 @@ def rescale(asked: Asked, slots: int, **given: Any) -> None:
     asked.carry_out(asked.control.plan_rescale(slots, **_planned(**given)))
 
 
-@_verb(
+@verb(
     click.option("--to", type=NumbersType(), required=True, metavar="SLOTS", help="Where it goes: 3, or 2,3 in parts."),
     click.option("--bins", type=NumbersType(), metavar="BINS", help="These bins: 7, 0-31 or 0-31,40."),
     click.option(
@@ -284,8 +138,8 @@ def rescale(asked: Asked, slots: int, **given: Any) -> None:
         help="With --from, which share of the bins of each slot: 0.5.",
     ),
     _PLANNING,
-    _WAITING,
-    _TOKEN,
+    WAITING,
+    TOKEN,
 )
 def move(
     asked: Asked,
@@ -314,7 +168,7 @@ def move(
     asked.carry_out(plan)
 
 
-@_verb(click.argument("worker"), _PLANNING, _WAITING, _TOKEN)
+@verb(click.argument("worker"), _PLANNING, WAITING, TOKEN)
 def drain(asked: Asked, worker: str, **given: Any) -> None:
     """Empty a worker.
 
@@ -324,7 +178,7 @@ def drain(asked: Asked, worker: str, **given: Any) -> None:
     asked.carry_out(asked.control.plan_drain(worker, **_planned(**given)))
 
 
-@_verb(
+@verb(
     click.option(
         "--tolerance",
         type=click.FloatRange(0, 1, max_open=True),
@@ -334,8 +188,8 @@ def drain(asked: Asked, worker: str, **given: Any) -> None:
         help="How far from the mean a slot may be.",
     ),
     _PLANNING,
-    _WAITING,
-    _TOKEN,
+    WAITING,
+    TOKEN,
 )
 def balance(asked: Asked, tolerance: float, **given: Any) -> None:
     """Even out the slots.
@@ -345,14 +199,14 @@ def balance(asked: Asked, tolerance: float, **given: Any) -> None:
     asked.carry_out(asked.control.plan_balance(tolerance=tolerance, **_planned(**given)))
 
 
-@_verb(
+@verb(
     click.argument("slot", type=click.IntRange(min=0)),
     click.option(
         "--into", type=click.IntRange(min=2), default=2, show_default=True, metavar="N", help="So many parts."
     ),
     _PLANNING,
-    _WAITING,
-    _TOKEN,
+    WAITING,
+    TOKEN,
 )
 def split(asked: Asked, slot: int, into: int, **given: Any) -> None:
     """Cut a slot into several.
@@ -362,12 +216,12 @@ def split(asked: Asked, slot: int, into: int, **given: Any) -> None:
     asked.carry_out(asked.control.plan_split(slot, into, **_planned(**given)))
 
 
-@_verb(
+@verb(
     click.argument("slot", type=click.IntRange(min=0)),
     click.argument("into", type=click.IntRange(min=0)),
     _PLANNING,
-    _WAITING,
-    _TOKEN,
+    WAITING,
+    TOKEN,
 )
 def merge(asked: Asked, slot: int, into: int, **given: Any) -> None:
     """Join a slot to another.
@@ -377,7 +231,7 @@ def merge(asked: Asked, slot: int, into: int, **given: Any) -> None:
     asked.carry_out(asked.control.plan_merge(slot, into, **_planned(**given)))
 
 
-@_verb(click.argument("number", type=click.IntRange(min=1), metavar="BINS"), _TERMS, _WAITING, _TOKEN)
+@verb(click.argument("number", type=click.IntRange(min=1), metavar="BINS"), _TERMS, WAITING, TOKEN)
 def bins(asked: Asked, number: int, steps: tuple[str, ...], at: Any) -> None:
     """Change the number of bins.
 
@@ -386,7 +240,7 @@ def bins(asked: Asked, number: int, steps: tuple[str, ...], at: Any) -> None:
     asked.carry_out(asked.control.plan_bins(number, steps=list(steps) or None, at=at))
 
 
-@_verb(click.argument("number", type=click.IntRange(min=0)), _WAITING, _TOKEN)
+@verb(click.argument("number", type=click.IntRange(min=0)), WAITING, TOKEN)
 def cancel(asked: Asked, number: int) -> None:
     """End a command that is under way.
 
@@ -400,9 +254,6 @@ COMMANDS: tuple[click.Command, ...] = (
 )  # fmt: skip
 
 
-# -- what is said -----------------------------------------------------------------------------------------------------
-
-
 def _planned(strategy: Callable[[int], Strategy], gap: int, steps: tuple[str, ...], at: Any) -> dict[str, Any]:
     try:
         return {"strategy": strategy(gap), "steps": list(steps) or None, "at": at}
@@ -410,58 +261,5 @@ def _planned(strategy: Callable[[int], Strategy], gap: int, steps: tuple[str, ..
         raise click.UsageError(str(error)) from error
 
 
-def sentence(outcome: Outcome) -> str:
-    """What has become of a command, in one line."""
-    text = f"Command {outcome.number} ({outcome.verb}): {outcome.state}"
-    if outcome.rounds:
-        text += f", {outcome.done} of {outcome.rounds} rounds"
-    if outcome.began >= 0:
-        text += f", epochs {outcome.began}..{outcome.last}"
-    return f"{text}: {outcome.reason}" if outcome.reason else text
-
-
-def summary(plan: MigrationPlan) -> dict[str, Any]:
-    """A plan in few words, for programs."""
-    return {
-        "verb": plan.verb,
-        "strategy": plan.strategy,
-        "gap": plan.gap,
-        "versions": plan.versions,
-        "rounds": len(plan.rounds),
-        "epochs": plan.epochs,
-        "moves": sum(len(moves) for moves in plan.rounds),
-        "bins": plan.bins,
-        "bytes": plan.bytes,
-        "stall_bytes": plan.stall_bytes,
-        "start": msgspec.to_builtins(plan.start),
-    }
-
-
-def echo_json(value: Any) -> None:
-    """One JSON object, on one line."""
-    click.echo(msgspec.json.encode(value).decode())
-
-
 def _when(at_ms: int) -> str:
     return f"{datetime.fromtimestamp(at_ms / 1000, UTC):%Y-%m-%d %H:%M:%S} UTC, " if at_ms else ""
-
-
-@contextmanager
-def _shown(handle: Handle, as_json: bool) -> Iterator[Callable[[Progress], None] | None]:
-    """A bar while one waits, if there is a terminal to draw it in."""
-    if as_json or not sys.stderr.isatty():
-        yield None
-        return
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
-    from rich.progress import Progress as Bar
-
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Bar(*columns, console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task(f"command {handle.number}", total=None)
-
-        def tell(progress: Progress) -> None:
-            text = f"command {handle.number}: {progress.state}"
-            bar.update(task, description=text, completed=progress.done, total=progress.rounds or None)
-
-        yield tell
