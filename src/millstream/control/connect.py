@@ -20,13 +20,14 @@ from millstream.control.handle import Handle
 from millstream.control.modify import Asking
 from millstream.control.overview import Overview, Pulse, live, overview_of
 from millstream.control.verbs import Verbs, When, start_of
+from millstream.engine.bundles import Bundle
 from millstream.engine.by_value import by_value
 from millstream.engine.described import described_graph
 from millstream.engine.modifying import counted_forms
 from millstream.engine.spec import Spec
 from millstream.engine.state import chosen_state, read_state
 from millstream.errors import DamagedObject, StoreUnavailable, UserError
-from millstream.model.change import Calls
+from millstream.model.change import Calls, Shipped
 from millstream.protocol.epochs import Epoch, History
 from millstream.protocol.migration import MigrationPlan
 from millstream.protocol.modification import Modification
@@ -142,17 +143,17 @@ class Control(Verbs):
         start = start_of(at, history)
 
         def send(calls: Calls, text: str, trial: bool) -> Handle:
-            from pyspark import cloudpickle
-
-            try:
-                data = pickle.dumps(((), by_value(calls, cloudpickle)))
-            except Exception as error:
-                raise UserError(f"the change cannot be stored: {type(error).__name__}: {error}") from error
-            code = put_code(self._reader.store, data)
+            self._log.check_token()
+            code = put_code(self._reader.store, _packed(calls))
             ask = Modification(self._store_id(), history.version, code, text, start, trial=trial, rehearse=rehearse)
             return self._handle(self._sent("modify", ask))
 
         return Asking(send, wait, timeout)
+
+    def ship(self, code: Bundle) -> Shipped:
+        """Stores a bundle, for `modify`: what stands for its code in a change."""
+        self._log.check_token()
+        return Shipped(put_code(self._reader.store, code.data), code.entry)
 
     # -- inside
 
@@ -184,3 +185,15 @@ class Control(Verbs):
             if epoch >= oldest:
                 raise
             raise UserError(f"epoch {epoch} is no longer retained; epochs from {oldest} on are") from None
+
+
+def _packed(calls: Calls) -> bytes:
+    """A change as it is stored, with the code that it brings by value."""
+    if calls.plain:
+        return pickle.dumps(((), pickle.dumps(calls)))
+    from pyspark import cloudpickle
+
+    try:
+        return pickle.dumps(((), by_value(calls, cloudpickle)))
+    except Exception as error:
+        raise UserError(f"the change cannot be stored: {type(error).__name__}: {error}") from error

@@ -157,6 +157,13 @@ class Asking:
         if self._wait:
             self._handle.wait(self._timeout)
 
+    def __str__(self) -> str:
+        """What is asked for, in words."""
+        return "; ".join(
+            f"rename {given['old']} to {given['new']}" if verb == "rename" else f"{verb} {given['name']}"
+            for verb, given in self._calls
+        )
+
     def preview(self, timeout: float | None = None) -> str:
         """What the driver says the change would do; raises why it would be refused. Nothing changes."""
         return self._sent(trial=True).wait(timeout).text
@@ -164,8 +171,7 @@ class Asking:
     def _sent(self, trial: bool) -> Handle:
         if not self._calls:
             raise UserError("the change changes nothing: insert, replace, remove or rename something")
-        text = "; ".join(f"{verb} {arguments.get('name') or arguments['old']}" for verb, arguments in self._calls)
-        return self._ask(Calls(tuple(self._calls)), text, trial)
+        return self._ask(Calls(tuple(self._calls)), str(self), trial)
 
 
 def summary(before: Query, rewrite: Rewrite) -> list[str]:

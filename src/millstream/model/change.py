@@ -17,6 +17,7 @@ from typing import Any
 import pyarrow as pa
 
 from millstream.errors import UserError
+from millstream.model.carry import Carry, Convert, Drop, Fresh, convert
 from millstream.model.computation import Computation, check_computation
 from millstream.model.query import InputNode, Query, Stream, check_name
 from millstream.model.rewrite import Rewrite, copied, readers_of, rewired, rewrite_of
@@ -43,18 +44,41 @@ class Calls:
     def rewrite(self, query: Query, load: Callable[[str, str], Any]) -> Rewrite:
         """What the calls make of a query; `load` gets code out of bundles."""
         change, bundles = Change(query), list[str]()
+
+        def loaded(given: Any) -> Any:
+            if isinstance(given, Shipped):
+                bundles.append(given.sha)
+                return load(given.sha, given.entry)
+            if isinstance(given, Convert) and isinstance(given.fn, Shipped):
+                return convert(loaded(given.fn), source=given.source, batch=given.batch)
+            if isinstance(given, Mapping):
+                return {name: loaded(each) for name, each in given.items()}
+            return given
+
         for verb, arguments in self.calls:
             if verb not in VERBS:
                 raise UserError(f"a change cannot {verb!r}; it can {', '.join(VERBS)}")
-            for name, given in arguments.items():
-                if isinstance(given, Shipped):
-                    bundles.append(given.sha)
-                    arguments = {**arguments, name: load(given.sha, given.entry)}
+            arguments = loaded(arguments)
             try:
                 getattr(change, verb)(**arguments)
             except TypeError as error:
                 raise UserError(f"{verb}: {error}") from error
         return replace(change.rewrite, bundles=tuple(dict.fromkeys(bundles)))
+
+    @property
+    def plain(self) -> bool:
+        """Whether all code that it brings is in bundles, so that it can be pickled by anyone."""
+        return all(_is_plain(given) for _, arguments in self.calls for given in arguments.values())
+
+
+def _is_plain(given: Any) -> bool:
+    if isinstance(given, Mapping):
+        return all(map(_is_plain, given.values()))
+    if isinstance(given, list | tuple):
+        return all(map(_is_plain, given))
+    if isinstance(given, Convert):
+        return isinstance(given.fn, Shipped)
+    return given is None or isinstance(given, str | bool | Shipped | Carry | Fresh | Drop)
 
 
 class Change:
@@ -118,6 +142,7 @@ class Change:
         given = [each is not None for each in (computation, keep, map)].count(True)
         if given != 1:
             raise UserError(f"insert {name!r}: give one of a computation, keep=... and map=..., found {given}")
+        _check_function("insert", name, keep or map)
         streams = _several("after", after)
         for stream in streams:
             self._check_stream(stream)
@@ -170,7 +195,7 @@ class Change:
     def replace(
         self,
         name: str,
-        computation: type[Computation] | Computation | None = None,
+        computation: type[Computation] | Computation | Callable[[pa.RecordBatch], Any] | None = None,
         *,
         state: Mapping[str, Any] | Any = None,
         key: Names | None = None,
@@ -181,7 +206,7 @@ class Change:
         map: Callable[[pa.RecordBatch], Any] | None = None,
         output: str | None = None,
     ) -> None:
-        """Gives a step another computation, or a map another function.
+        """Gives a step another computation, or a map or filter another function.
 
         `state` says for every state, timer and hold of the old computation and of the new one what becomes of it, by
         its name: `carry()`, `carry(type)`, `convert(fn)`, `fresh()`, or, for an old one, `drop()`. `carry()` alone
@@ -189,10 +214,15 @@ class Change:
         are unless they are given.
         """
         if name in self.query.maps:
-            self._replace_map(name, keep, map, output)
+            if isinstance(state, Mapping) and state:
+                raise UserError(f"replace {name!r}: it is a map, and stores nothing; found a rule for {min(state)!r}")
+            self._replace_map(name, computation, keep, map, output)
             return
         if name not in self.query.steps:
-            raise UserError(f"replace {name!r}: the query has no step or map of that name; {self._named('steps')}")
+            raise UserError(
+                f"replace {name!r}: the query has no step or map of that name; {self._named('steps')}, "
+                f"{self._named('maps')}"
+            )
         if keep is not None or map is not None:
             raise UserError(f"replace {name!r}: it is a step; give it a computation, not keep= or map=")
         node = self.query.steps[name]
@@ -214,10 +244,15 @@ class Change:
         self.query.steps[name] = scratch.steps[name]
         self._states[name] = {"": state} if not isinstance(state, Mapping) else dict(state)
 
-    def _replace_map(self, name: str, keep: Any, map: Any, output: str | None) -> None:
+    def _replace_map(self, name: str, function: Any, keep: Any, map: Any, output: str | None) -> None:
         each = self.query.maps[name]
-        if (keep is None) == (map is None):
-            raise UserError(f"replace {name!r}: it is a map; give it keep=... or map=...")
+        if [given is not None for given in (function, keep, map)].count(True) != 1:
+            raise UserError(f"replace {name!r}: it is a map; give one of a function, keep=... and map=...")
+        if function is not None and hasattr(each.fn, "keep"):  # of a filter, which stays one
+            keep = function
+        elif function is not None:
+            map = function
+        _check_function("replace", name, keep or map)
         scratch = copied(self.query)
         del scratch.maps[name]
         stream = Stream(scratch, each.streams)
@@ -318,6 +353,14 @@ class Change:
 
     def _named(self, kind: str) -> str:
         return f"its {kind} are {', '.join(getattr(self.query, kind)) or 'none'}"
+
+
+def _check_function(verb: str, name: str, given: Any) -> None:
+    if isinstance(given, Computation) or (isinstance(given, type) and issubclass(given, Computation)):
+        kind = given if isinstance(given, type) else type(given)
+        raise UserError(
+            f"{verb} {name!r}: found the computation {kind.__name__}, expected a function of a record batch"
+        )
 
 
 def _several(what: str, given: Names) -> tuple[str, ...]:

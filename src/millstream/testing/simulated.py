@@ -30,6 +30,7 @@ from millstream.engine.pending import pending_timers
 from millstream.engine.rehearsal import rehearse
 from millstream.engine.route import route
 from millstream.engine.sample import Samples
+from millstream.engine.shipping import ensure
 from millstream.engine.spec import EpochTask, SlotTask, Spec
 from millstream.engine.state import read_state
 from millstream.engine.strong import host_once
@@ -98,7 +99,8 @@ def _listed(place: int) -> Forms:
 
 
 class LocalWorkshop:
-    """Makes versions that never leave the process. Rewrites stay here, too: what is stored is only a name for them."""
+    """Makes versions that never leave the process. Rewrites that were made here stay here, too: what is stored is only
+    a name for them."""
 
     def __init__(self, store: ObjectStore, schemas: Mapping[str, pa.Schema]) -> None:
         self._store, self._schemas = store, schemas
@@ -135,7 +137,12 @@ class LocalWorkshop:
         return name
 
     def unpack(self, data: bytes) -> Rewrite | Calls:
-        return _PACKED[data]
+        if data in _PACKED:
+            return _PACKED[data]
+        bundles, code = pickle.loads(data)  # from another process, or from one who only has the store
+        ensure(self._store, bundles)
+        loaded: Rewrite | Calls = pickle.loads(code)
+        return loaded
 
 
 class InProcess:
