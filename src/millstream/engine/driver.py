@@ -235,7 +235,7 @@ class Driver:
         executed = time.perf_counter()
         verdict = judge(len(share.slots), producers, reports, version.graph.depth)
         if isinstance(verdict, Reject):
-            told = verdict.reason if verdict.failure is None else str(_step_error(verdict.failure, epoch))
+            told = verdict.reason if verdict.failure is None else _told(_step_error(verdict.failure, epoch))
             self._abort(plan, told if changed is not None else verdict.reason, by_user=verdict.failure is not None)
             if verdict.failure is not None and changed is None:
                 raise _step_error(verdict.failure, epoch)
@@ -394,6 +394,13 @@ def _share(tables: Mapping[str, RoutingTable], placed: Mapping[int, str]) -> Sha
         {step: table.renumbered(numbers) for step, table in tables.items()},
         {worker: tuple(sorted(held)) for worker, held in sorted(workers.items())},
     )
+
+
+def _told(error: StepError) -> str:
+    """Why a modification was rolled back: the query goes on, so there is nothing to be started again."""
+    where = ", ".join(f"{what} {given}" for what, given in (("key", error.key), ("record", error.record)) if given)
+    text = f"step {error.step!r} failed in epoch {error.epoch}: {error.cause}{f' ({where})' if where else ''}"
+    return "\n".join(filter(None, [text, error.trace.rstrip()]))
 
 
 def _step_error(failure: Failure, epoch: int) -> StepError:

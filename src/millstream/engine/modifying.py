@@ -19,7 +19,7 @@ import msgspec
 import pyarrow as pa
 
 from millstream.engine.sample import Samples
-from millstream.engine.shipping import load
+from millstream.engine.shipping import ensure, load
 from millstream.engine.version import Version, Workshop
 from millstream.errors import MillstreamError, UserError
 from millstream.model.change import Calls
@@ -84,9 +84,13 @@ class Modifier:
                 )
 
         if history.modified and history.modified[-1].forms:
-            forms = self._stored_forms(history.modified[-1].forms)
+            forms, bundles = self._stored_forms(history.modified[-1].forms)
+            ensure(
+                self._store, bundles
+            )  # what converts values may be from there, also if the query that was given is not
             version = self.version
-            self.version = self.workshop.build(version.query, forms, version.bundles, version.handed)
+            bundles = tuple(dict.fromkeys((*version.bundles, *bundles)))
+            self.version = self.workshop.build(version.query, forms, bundles, version.handed)
 
     # -- while it runs
 
@@ -144,7 +148,7 @@ class Modifier:
             stored = ("", "")
             if not ask.trial:
                 undone_by = "" if undo is None else put_code(self._store, self.workshop.pack(undo))
-                stored = (undone_by, put_code(self._store, _packed(version.forms)) if version.forms else "")
+                stored = (undone_by, put_code(self._store, _packed(version)) if version.forms else "")
             changed = _changed(number, ask, before, version, rewrite, moved, *stored)
             self._note(number, before, Candidate("validated", changed=changed), version)
             trouble = self.workshop.try_out(version, self.samples if ask.rehearse else {})
@@ -192,23 +196,26 @@ class Modifier:
                 kept[address] = self.workshop.pack_forms(sealed(stored_type(after.graph, address), count))
         return kept
 
-    def _stored_forms(self, code: str) -> dict[tuple[str, str], bytes]:
-        return {(step, state): data for step, state, _, data in _read_forms(self._store, code)}
+    def _stored_forms(self, code: str) -> tuple[dict[tuple[str, str], bytes], tuple[str, ...]]:
+        """Forms, and the bundles that must be there before they are looked into."""
+        forms, bundles = _read_forms(self._store, code)
+        return {(step, state): data for step, state, _, data in forms}, bundles
 
 
-def _packed(forms: Mapping[tuple[str, str], bytes]) -> bytes:
-    told = [(step, state, unpacked(data).current, data) for (step, state), data in sorted(forms.items())]
-    return msgspec.msgpack.encode(told)
+def _packed(version: Version) -> bytes:
+    forms = [(step, state, unpacked(data).current, data) for (step, state), data in sorted(version.forms.items())]
+    return msgspec.msgpack.encode((forms, version.bundles))
 
 
-def _read_forms(store: ObjectStore, code: str) -> list[tuple[str, str, int, bytes]]:
-    return msgspec.msgpack.decode(get_code(store, code), type=list[tuple[str, str, int, bytes]])
+def _read_forms(store: ObjectStore, code: str) -> tuple[list[tuple[str, str, int, bytes]], tuple[str, ...]]:
+    kind = tuple[list[tuple[str, str, int, bytes]], tuple[str, ...]]
+    return msgspec.msgpack.decode(get_code(store, code), type=kind)
 
 
 def counted_forms(store: ObjectStore, history: History, step: Step, state: str) -> StateForms:
     """The forms of a state for one who does not run users' code: only how many there are."""
     code = history.modified[-1].forms if history.modified else ""
-    for of_step, of_state, count, _ in _read_forms(store, code) if code else ():
+    for of_step, of_state, count, _ in _read_forms(store, code)[0] if code else ():
         if (of_step, of_state) == (step.name, state):
             return sealed(step.states[state].stored_type, count)
     return NO_FORMS
