@@ -27,7 +27,7 @@ from millstream.engine.modifying import counted_forms
 from millstream.engine.spec import Spec
 from millstream.engine.state import chosen_state, read_state
 from millstream.errors import DamagedObject, StoreUnavailable, UserError
-from millstream.model.change import Calls, Shipped
+from millstream.model.change import Calls
 from millstream.protocol.epochs import Epoch, History
 from millstream.protocol.migration import MigrationPlan
 from millstream.protocol.modification import Modification
@@ -150,10 +150,11 @@ class Control(Verbs):
 
         return Asking(send, wait, timeout)
 
-    def ship(self, code: Bundle) -> Shipped:
-        """Stores a bundle, for `modify`: what stands for its code in a change."""
+    def ship(self, *bundles: Bundle) -> None:
+        """Stores bundles of code, for a change to name what is in them (`model.change.Shipped`)."""
         self._log.check_token()
-        return Shipped(put_code(self._reader.store, code.data), code.entry)
+        for each in bundles:
+            put_code(self._reader.store, each.data)
 
     # -- inside
 

@@ -153,7 +153,7 @@ class Asking:
     ) -> None:
         if kind is not None:
             return
-        self._handle = self._sent(trial=False)
+        self._handle = self.send()
         if self._wait:
             self._handle.wait(self._timeout)
 
@@ -166,9 +166,10 @@ class Asking:
 
     def preview(self, timeout: float | None = None) -> str:
         """What the driver says the change would do; raises why it would be refused. Nothing changes."""
-        return self._sent(trial=True).wait(timeout).text
+        return self.send(trial=True).wait(timeout).text
 
-    def _sent(self, trial: bool) -> Handle:
+    def send(self, *, trial: bool = False) -> Handle:
+        """Sends what has been asked for so far, without waiting. A trial is checked and prepared, and that is all."""
         if not self._calls:
             raise UserError("the change changes nothing: insert, replace, remove or rename something")
         return self._ask(Calls(tuple(self._calls)), str(self), trial)

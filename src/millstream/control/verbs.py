@@ -200,18 +200,20 @@ class Verbs:
             raise UserError(f"cancel({number!r}): give the number of a command")
         return self._handle(self._sent("cancel", Cancel(number)))
 
-    def revert(self, number: int) -> Handle:
+    def revert(self, number: int, *, trial: bool = False) -> Handle:
         """Asks for a modification to be undone: for the graph to be as if it had not been made.
 
         State that it dropped is not brought back: it begins empty. One whose changes later modifications have changed
-        in turn cannot be undone before those, and one that has converted state not at all.
+        in turn cannot be undone before those, and one that has converted state not at all. A `trial` is only checked by
+        the driver, and changes nothing.
         """
         history = self._look()
         code, trouble = undoing(history.modified, number)
         if trouble:
             raise UserError(f"revert({number!r}): {trouble}")
         text = next(applied.text for applied in history.modified if applied.number == number)
-        ask = Modification(self._store_id(), history.version, code, f"revert {number}: {text}"[:2000], reverts=number)
+        text = f"revert {number}: {text}"[:2000]
+        ask = Modification(self._store_id(), history.version, code, text, reverts=number, trial=trial)
         return self._handle(self._sent("revert", ask))
 
     def history(self) -> list[Past]:

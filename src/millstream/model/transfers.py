@@ -36,10 +36,12 @@ class Transfers:
     lifts: dict[Address, Any] = field(default_factory=dict)
     steps: dict[str, str | None] = field(default_factory=dict)
     fresh: tuple[Address, ...] = ()
+    kept: tuple[Address, ...] = ()
+    """Of steps that were replaced, what stays as it is."""
 
     def lines(self) -> list[str]:
         """What happens, in words."""
-        found = []
+        found = [f"{step}.{name} is kept as it is" for step, name in self.kept]
         for (step, name), to in self.families.items():
             if to is None:
                 found.append(f"{step}.{name} is dropped")
@@ -69,7 +71,10 @@ def transfers(old: Graph, new: Graph, rewrite: Rewrite) -> Transfers:
     steps: dict[str, str | None] = {name: to for name, to in names.items() if to != name and to in after}
     steps.update({name: None for name, to in names.items() if to not in after})
     moved = {address: to for address, to in families.items() if to != address}
-    return Transfers(moved, lifts, steps, tuple(fresh))
+    kept = [
+        address for address, to in families.items() if to == address and to[0] in rewrite.states and to not in lifts
+    ]
+    return Transfers(moved, lifts, steps, tuple(fresh), tuple(kept))
 
 
 def inverse(old: Graph, new: Graph, before: Query, after: Query, rewrite: Rewrite, moved: Transfers) -> Rewrite | None:
@@ -188,9 +193,9 @@ def _rules(step: Step, target: Step, given: Mapping[str, Any]) -> dict[str, Any]
     missing += [name for name in step.families if name not in carried and name not in rules and name not in missing]
     if missing:
         raise UserError(
-            f"step {target.name!r}: nothing is said of {', '.join(missing)}. Say of each what becomes of it: "
-            f"state={{{missing[0]!r}: ms.carry()}}, or ms.convert(fn), ms.fresh(), or ms.drop() for what is no longer "
-            "there"
+            f"step {target.name!r}: nothing is said of {', '.join(missing)}. Say of each what becomes of it, such as "
+            f"state={{{missing[0]!r}: ms.carry()}}, or --carry {missing[0]}: carry, convert, fresh, or drop for what "
+            "is no longer there"
         )
     return rules
 

@@ -273,8 +273,8 @@ class _Course:
         if candidate.state in ("aborted", "rolled back"):
             self.note(replace(outcome, state=candidate.state, reason=candidate.reason[:2000]))
         elif candidate.state == "prepared" and candidate.changed is not None and ask.trial:
-            text = f"{ask.text}; it would do"
-            self.note(replace(outcome, state="done", text="\n".join(filter(None, [text, candidate.changed.told]))))
+            text = "\n".join(filter(None, [f"would {ask.text}", candidate.changed.told]))
+            self.note(replace(outcome, state="done", text=text))
         elif candidate.state == "prepared" and candidate.changed is not None and self._may_change(ask, candidate):
             self.modified = candidate.changed
             epoch = self.facts.epoch
