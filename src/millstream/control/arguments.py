@@ -103,14 +103,17 @@ class SpanType(click.ParamType[Any]):
 
 
 class SettingType(click.ParamType[Any]):
-    """`KEY=VALUE`."""
+    """`KEY=VALUE`, or two other things with a sign of equality between them, as `shape` says."""
 
     name = "setting"
+
+    def __init__(self, shape: str = "KEY=VALUE") -> None:
+        self.shape = shape
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         if not isinstance(value, str):
             return value
         key, equals, setting = value.partition("=")
-        if not key or not equals:
-            self.fail(f"{value!r}: give KEY=VALUE", param, ctx)
+        if not key or not equals or (not setting and self.shape != "KEY=VALUE"):
+            self.fail(f"{value!r}: give {self.shape}", param, ctx)
         return key, setting

@@ -128,7 +128,7 @@ class Asked:
             )
             click.get_current_context().exit(INTERRUPTED)
         told["outcome"] = msgspec.to_builtins(outcome)
-        self.say(sentence(outcome))
+        self.say(f"{outcome.text}\nNothing was changed." if self.dry_run else sentence(outcome))
         self._finish(told)
 
     def _finish(self, told: Mapping[str, Any]) -> None:
@@ -173,9 +173,11 @@ def verb(*options: Option) -> Callable[[Function], click.Command]:
 def sentence(outcome: Outcome) -> str:
     """What has become of a command, in one line."""
     text = f"Command {outcome.number} ({outcome.verb}): {outcome.state}"
-    if outcome.rounds:
+    if outcome.state == "committed":
+        text += f" in epoch {outcome.began}"
+    elif outcome.rounds:
         text += f", {outcome.done} of {outcome.rounds} rounds"
-    if outcome.began >= 0:
+    if outcome.began >= 0 and outcome.state != "committed":
         text += f", epochs {outcome.began}..{outcome.last}"
     return f"{text}: {outcome.reason}" if outcome.reason else text
 

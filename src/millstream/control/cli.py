@@ -1,4 +1,5 @@
-"""The command line: `millstream demo`, `nexmark`, `bench`, and the verbs of `control_commands`.
+"""The command line: `millstream demo`, `nexmark`, `bench`, and the verbs of `control_commands` and
+`modify_commands`.
 
 Rules
 -----
@@ -23,7 +24,7 @@ from typing import Any
 import click
 
 import millstream
-from millstream.control.control_commands import COMMANDS
+from millstream.control import control_commands, modify_commands
 from millstream.control.exits import INTERRUPTED, code_of, complain
 from millstream.control.nexmark_command import nexmark
 from millstream.errors import MillstreamError, UserError
@@ -65,7 +66,7 @@ def main() -> None:
     """
 
 
-for command in COMMANDS:
+for command in (*control_commands.COMMANDS, *modify_commands.COMMANDS):
     main.add_command(command)
 
 
