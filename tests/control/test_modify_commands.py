@@ -349,8 +349,11 @@ def test_code_that_cannot_be_imported_is_aborted_with_its_reason(
 
 def test_what_fails_in_its_first_epoch_is_rolled_back(sim: Simulated, rules: str) -> None:
     fails = ("--replace", f"count={rules}:Fails", "--carry", "total")
-    refused = carried_out("modify", sim, *fails, "--rename", "count=tally", code=1)
-    assert "command 0 (modify) was rolled back: " in refused.stderr
+    tried = carried_out("modify", sim, *fails, code=1)
+    assert "command 0 (modify) was aborted: 'count' fails on a sample of recent input" in tried.stderr
+    assert "no wheels" in tried.stderr
+    refused = carried_out("modify", sim, *fails, "--rename", "count=tally", "--no-rehearsal", code=1)
+    assert "command 1 (modify) was rolled back: " in refused.stderr
     assert "step 'tally' failed in epoch " in refused.stderr
     assert "ValueError: no wheels (key 'wheel', record Row(word='wheel'))" in refused.stderr
     line = RULES.splitlines().index('            raise ValueError("no wheels")') + 1
@@ -525,7 +528,7 @@ def test_the_history_is_a_line_for_each_command(sim: Simulated, rules: str) -> N
 def test_in_a_terminal_the_history_is_a_table(
     sim: Simulated, rules: str, width: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    carried_out("modify", sim, "--replace", f"count={rules}:Fails", "--carry", "total", code=1)
+    carried_out("modify", sim, "--replace", f"count={rules}:Fails", "--carry", "total", "--no-rehearsal", code=1)
     console = Console(width=width, force_terminal=True, record=True, file=io.StringIO())
     monkeypatch.setattr("rich.console.Console", lambda: console)
     modify_commands._print_table(Control(sim.store).history())

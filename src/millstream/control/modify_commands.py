@@ -87,10 +87,19 @@ _RULES = options_of(
 )  # fmt: skip
 
 
-@verb(_CHANGES, _RULES, AT, _DRY_RUN, WAITING, TOKEN)
+@verb(
+    _CHANGES,
+    _RULES,
+    AT,
+    click.option("--no-rehearsal", is_flag=True, help="Do not run the new graph over a few recent records first."),
+    _DRY_RUN,
+    WAITING,
+    TOKEN,
+)
 def modify(
     asked: Asked,
     at: Any,
+    no_rehearsal: bool,
     replaced: Pairs,
     inserted: Pairs,
     filters: Pairs,
@@ -104,8 +113,9 @@ def modify(
 ) -> None:
     """Change the graph while the query runs.
 
-    All that is asked for takes effect in one epoch of the query of STORE, or none of it does. If the new code fails in
-    that epoch, the change is rolled back, and the query goes on as it was.
+    All that is asked for takes effect in one epoch of the query of STORE, or none of it does. The driver checks it, and
+    runs the new graph over a few recent records, on no state. If the new code fails there, or in its first epoch, the
+    query goes on as it was.
 
     \b
       millstream modify STORE --replace count=rules:Count --carry total --fresh seen
@@ -136,7 +146,7 @@ def modify(
     bundles = {target: bundle(target) for target in targets}
     code = {target: Shipped(made.sha, made.entry) for target, made in bundles.items()}
 
-    change = asked.control.modify(at=at)
+    change = asked.control.modify(at=at, rehearse=not no_rehearsal)
     rules = _rules([name for name, _ in replaced], converted, code, given)
     for name, target in replaced:
         change.replace(name, code[target], **({"state": rules[name]} if rules[name] else {}))

@@ -208,8 +208,8 @@ def _packed(version: Version) -> bytes:
 
 
 def _read_forms(store: ObjectStore, code: str) -> tuple[list[tuple[str, str, int, bytes]], tuple[str, ...]]:
-    kind = tuple[list[tuple[str, str, int, bytes]], tuple[str, ...]]
-    return msgspec.msgpack.decode(get_code(store, code), type=kind)
+    data = get_code(store, code)
+    return msgspec.msgpack.decode(data, type=tuple[list[tuple[str, str, int, bytes]], tuple[str, ...]])
 
 
 def counted_forms(store: ObjectStore, history: History, step: Step, state: str) -> StateForms:
