@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from rich.console import Console
 from millstream.control import modify_commands
 from millstream.control.cli import main
 from millstream.control.connect import Control
+from millstream.engine.bundles import bundle
 from millstream.store.objects import open_store
 from millstream.testing import Simulated
 from words import WORDS, files, running, simulated
@@ -180,6 +182,17 @@ def test_a_module_of_the_current_folder_is_sent_with_what_it_imports(
     assert (totals(sim)["the"], totals(sim)["new"]) == (11, 7)
 
 
+def test_a_wheel_is_sent_without_being_installed(sim: Simulated, tmp_path: Path) -> None:
+    wheel = tmp_path / "shop-2.0-py3-none-any.whl"
+    with zipfile.ZipFile(wheel, "w") as archive:
+        archive.writestr("shop/__init__.py", "")
+        archive.writestr("shop/rules.py", RULES)
+        archive.writestr("shop-2.0.dist-info/METADATA", "Name: shop\nVersion: 2.0\n")
+    run("modify", sim, "--replace", f"count={wheel}:shop.rules:Tens", "--carry", "total", "--no-wait")
+    sim.feed(words=[("the",)])
+    assert totals(sim)["the"] == 14
+
+
 def test_state_is_cast_converted_dropped_and_begun_anew(sim: Simulated, rules: str) -> None:
     run("modify", sim, "--replace", f"count={rules}:Halves", "--carry", "total:double", "--fresh", "seen", "--no-wait")
     sim.feed(words=[("the",)])
@@ -194,8 +207,6 @@ def test_state_is_cast_converted_dropped_and_begun_anew(sim: Simulated, rules: s
 
 
 def test_a_restart_with_the_query_as_it_is_now_finds_the_code_that_converts_state(sim: Simulated, rules: str) -> None:
-    from millstream.engine.bundles import bundle
-
     run("modify", sim, "--replace", f"count={rules}:Tens", "--convert", f"total={rules}:thousandfold", "--no-wait")
     sim.feed(words=[("the",)])
     sim.restart(sim.driver.modifier.version.query)
