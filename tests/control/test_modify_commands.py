@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import json
 import zipfile
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +12,16 @@ import pytest
 from click.testing import CliRunner, Result
 from rich.console import Console
 
+import millstream as ms
 from millstream.control import modify_commands
 from millstream.control.cli import main
 from millstream.control.connect import Control
+from millstream.control.handle import Handle
+from millstream.control.modify import Asking
 from millstream.engine.bundles import bundle
 from millstream.store.objects import open_store
 from millstream.testing import Simulated
-from words import WORDS, files, running, simulated
+from words import WORDS, Count, files, running, simulated
 
 COUNTED = {"the": 4, "mill": 2, "and": 2, "stream": 1, "wheel": 1, "of": 1}
 """How often each word comes in an epoch."""
@@ -271,6 +273,21 @@ def test_a_change_may_wait_for_an_epoch(sim: Simulated) -> None:
     assert "epoch 2 is past" in run("modify", sim, "--rename", "tally=count", "--at", "2", code=1).stderr
 
 
+def test_a_change_of_python_brings_code_by_value_and_from_files(sim: Simulated, rules: str) -> None:
+    class Hundreds(Count):
+        def on_record(self, row: Any, at: ms.At) -> Any:
+            self.total.set(self.total.get() + 100)
+            yield at.key, self.total.get()
+
+    control = Control(sim.store)
+    with control.modify(wait=False) as change:
+        change.insert("some", keep=change.code(f"{rules}:is_the"), after="words", before="count")
+        change.replace("count", Hundreds, state={"total": ms.convert(lambda total: -total)})
+    sim.feed(words=WORDS)
+    assert began(sim, change.handle.number) == 1
+    assert totals(sim) == {**{word: -n for word, n in COUNTED.items()}, "the": 396}
+
+
 # -- a dry run
 
 
@@ -375,20 +392,20 @@ def test_what_fails_in_its_first_epoch_is_rolled_back(sim: Simulated, rules: str
 
 
 def test_who_comes_second_has_a_conflict(sim: Simulated, rules: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    ship: Callable[..., None] = Control.ship
+    send = Asking.send
 
-    def shipped_late(self: Control, *bundles: Any) -> None:
-        ship(self, *bundles)
+    def sent_late(self: Asking, *, trial: bool = False) -> Handle:
         change = sim.modify()
         change.insert("other", keep=lambda batch: [True] * len(batch), after="words")
         sim.send(change)
+        return send(self, trial=trial)
 
-    monkeypatch.setattr(Control, "ship", shipped_late)
+    monkeypatch.setattr(Asking, "send", sent_late)
     tens = ("--replace", f"count={rules}:Tens", "--carry", "total")
     stale = carried_out("modify", sim, *tens, code=3)
     assert "command 1 (modify) was refused: " in stale.stderr
     assert totals(sim)["the"] == 4 * (sim.epoch + 1)
-    monkeypatch.setattr(Control, "ship", ship)
+    monkeypatch.setattr(Asking, "send", send)
     carried_out("modify", sim, *tens)
     assert began(sim, 2) > began(sim, 0)
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import pickle
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, overload
 
 import pyarrow as pa
@@ -142,19 +142,15 @@ class Control(Verbs):
         history = self._look()
         start = start_of(at, history)
 
-        def send(calls: Calls, text: str, trial: bool) -> Handle:
+        def send(calls: Calls, text: str, trial: bool, bundles: Iterable[Bundle]) -> Handle:
             self._log.check_token()
+            for each in bundles:
+                put_code(self._reader.store, each.data)
             code = put_code(self._reader.store, _packed(calls))
             ask = Modification(self._store_id(), history.version, code, text, start, trial=trial, rehearse=rehearse)
             return self._handle(self._sent("modify", ask))
 
         return Asking(send, wait, timeout)
-
-    def ship(self, *bundles: Bundle) -> None:
-        """Stores bundles of code, for a change to name what is in them (`model.change.Shipped`)."""
-        self._log.check_token()
-        for each in bundles:
-            put_code(self._reader.store, each.data)
 
     # -- inside
 

@@ -11,15 +11,16 @@ Rules
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Self
 
 from millstream.control.handle import Handle
+from millstream.engine.bundles import Bundle, bundle
 from millstream.engine.version import Version
 from millstream.errors import UserError
-from millstream.model.change import Calls, Change
+from millstream.model.change import Calls, Change, Shipped
 from millstream.model.query import Query
 from millstream.model.rewrite import Rewrite, rewritten
 from millstream.model.transfers import transfers
@@ -112,9 +113,13 @@ class Asking:
     """
 
     def __init__(
-        self, send: Callable[[Calls, str, bool], Handle], wait: bool = True, timeout: float | None = None
+        self,
+        send: Callable[[Calls, str, bool, Iterable[Bundle]], Handle],
+        wait: bool = True,
+        timeout: float | None = None,
     ) -> None:
         self._ask, self._wait, self._timeout = send, wait, timeout
+        self._bundles: dict[str, Bundle] = {}
         self._calls: list[tuple[str, dict[str, Any]]] = []
         self._handle: Handle | None = None
 
@@ -140,6 +145,13 @@ class Asking:
     def rename(self, old: str, new: str) -> None:
         """As `Modify.rename`."""
         self._add("rename", old=old, new=new)
+
+    def code(self, target: str) -> Shipped:
+        """Code that is not imported here, for a change to bring: `module:Name`, `path/to/file.py:Name` or
+        `path/to/dist.whl:package.module:Name`. What it gives stands for a computation or function."""
+        made = bundle(target)
+        self._bundles[made.sha] = made
+        return Shipped(made.sha, made.entry)
 
     def _add(self, verb: str, **arguments: Any) -> None:
         inspect.signature(getattr(Change, verb)).bind(None, **arguments)
@@ -172,7 +184,7 @@ class Asking:
         """Sends what has been asked for so far, without waiting. A trial is checked and prepared, and that is all."""
         if not self._calls:
             raise UserError("the change changes nothing: insert, replace, remove or rename something")
-        return self._ask(Calls(tuple(self._calls)), str(self), trial)
+        return self._ask(Calls(tuple(self._calls)), str(self), trial, self._bundles.values())
 
 
 def summary(before: Query, rewrite: Rewrite) -> list[str]:

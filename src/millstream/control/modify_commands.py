@@ -131,9 +131,6 @@ def modify(
     --drop. If several steps are replaced, say STEP.STATE. All names are those of before the change. One command makes
     one insertion; Python makes several at once: millstream.connect(STORE).modify().
     """
-    from millstream.engine.bundles import bundle
-    from millstream.model.change import Shipped
-
     if asked.dry_run and asked.no_wait:
         raise click.UsageError("--dry-run waits for what the driver says; leave out --no-wait")
     if not any((replaced, inserted, filters, maps, removed, renamed)):
@@ -142,11 +139,8 @@ def modify(
         raise click.UsageError("--reconnect and --cut go with --remove")
     if reconnect and cut:
         raise click.UsageError("--reconnect and --cut exclude each other")
-    targets = dict.fromkeys(target for _, target in (*replaced, *inserted, *filters, *maps, *converted))
-    bundles = {target: bundle(target) for target in targets}
-    code = {target: Shipped(made.sha, made.entry) for target, made in bundles.items()}
-
     change = asked.control.modify(at=at, rehearse=not no_rehearsal)
+    code = {target: change.code(target) for _, target in (*replaced, *inserted, *filters, *maps, *converted)}
     rules = _rules([name for name, _ in replaced], converted, code, given)
     for name, target in replaced:
         change.replace(name, code[target], **({"state": rules[name]} if rules[name] else {}))
@@ -155,7 +149,6 @@ def modify(
         change.remove(name, reconnect=reconnect, cut=cut)
     for old, new in renamed:
         change.rename(old, new)
-    asked.control.ship(*bundles.values())
     told: dict[str, Any] = {"change": str(change), "dry_run": asked.dry_run, "command": None, "outcome": None}
     asked.follow(change.send(trial=asked.dry_run), told)
 
