@@ -384,7 +384,7 @@ def test_an_upkeep_that_fails_is_shown_and_tried_again(rng: random.Random) -> No
     sim, oracle = Simulated(two_steps(), EVENTS), Oracle()
     healthy = sim.driver.executor.compact
 
-    def broken(jobs: object) -> object:
+    def broken(spec: object, jobs: object) -> object:
         raise OSError("the disk is busy")
 
     sim.driver.executor.compact = broken  # type: ignore[method-assign, assignment]
@@ -423,12 +423,12 @@ def test_an_output_of_compaction_that_is_applied_while_the_round_goes_on_is_not_
     healthy, hold, held = sim.driver.executor.compact, threading.Event(), threading.Event()
     calls = []
 
-    def slow(jobs: Any) -> Any:
+    def slow(spec: Any, jobs: Any) -> Any:
         calls.append(jobs)
         if len(calls) == 2:
             held.set()
             assert hold.wait(60)
-        return healthy(jobs)
+        return healthy(spec, jobs)
 
     sim.driver.executor.compact = slow  # type: ignore[method-assign]
     monkeypatch.setattr(upkeep, "GARBAGE_EVERY", 0)  # every round collects, also the one with compactions

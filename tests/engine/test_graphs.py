@@ -107,15 +107,17 @@ class RunsTwice(InProcess):
 
     times = 0
 
-    def execute(self, task: Any, slots: Any, records: Any) -> tuple[list[Report], int]:
+    def execute(
+        self, spec: Any, task: Any, slots: Any, records: Any, limit_s: float | None = None
+    ) -> tuple[list[Report], int]:
         if self.times:
-            return super().execute(task, slots, records)
+            return super().execute(spec, task, slots, records)
         self.times += 1
-        source = self.spec.graph.sources[0]
-        sent = [list(route(self.spec, task, [("events", to_batch(records["events"], source.schema))], 0, self.store))]
+        source = spec.graph.sources[0]
+        sent = [list(route(spec, task, [("events", to_batch(records["events"], source.schema))], 0, self.store))]
 
         def level(number: int, sent: list[list[bytes]], mine: SlotTask) -> Any:
-            return host(self.spec, task, number, mine, [payloads[mine.slot] for payloads in sent], self.store)
+            return host(spec, task, number, mine, [payloads[mine.slot] for payloads in sent], self.store)
 
         runs = [[list(level(1, sent, mine).payloads(task, self.store)) for mine in slots] for _ in range(2)]
         last = [level(2, runs[0 if mine.slot == 0 else 1], mine) for mine in slots]
@@ -128,7 +130,7 @@ def test_two_versions_of_a_level_in_one_job_are_caught_by_their_receipts() -> No
     thrown.key_by("k").compute("sum", Sum(1000)).sink("out", ms.Memory())
     thrown.sink("thrown", ms.Memory())
     sim = Simulated(query, {"events": PAIRS}, slots=3)
-    sim.driver.executor = RunsTwice(sim.driver.executor.spec, sim.store, 2)  # type: ignore[attr-defined]
+    sim.driver.executor = RunsTwice(sim.store, 2)  # type: ignore[attr-defined]
     sim.feed(events=[(key, 0) for key in range(20)])
     assert sim.driver.last is not None
     assert sim.driver.last.attempts == 2

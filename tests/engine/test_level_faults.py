@@ -125,17 +125,19 @@ def before(sim: Simulated, level: int, slot: int, act: Callable[..., None]) -> N
     """Calls a function once, before the task of a level and slot is run."""
     executor = sim.driver.executor
     assert isinstance(executor, InProcess)
-    sim.driver.executor = Interrupted(executor.spec, executor.store, executor.map_tasks, (level, slot), act)
+    sim.driver.executor = Interrupted(executor.store, executor.map_tasks, (level, slot), act)
 
 
 class Interrupted(InProcess):
     """Calls a function before one of the tasks."""
 
-    def __init__(self, spec: Any, store: ObjectStore, map_tasks: int, place: tuple[int, int], act: Any) -> None:
-        super().__init__(spec, store, map_tasks)
+    def __init__(self, store: ObjectStore, map_tasks: int, place: tuple[int, int], act: Any) -> None:
+        super().__init__(store, map_tasks)
         self.at, self.act = place, act
 
-    def execute(self, task: EpochTask, slots: Sequence[SlotTask], records: Any) -> tuple[list[Report], int]:
+    def execute(
+        self, spec: Any, task: EpochTask, slots: Sequence[SlotTask], records: Any, limit_s: float | None = None
+    ) -> tuple[list[Report], int]:
         original = strong.host
 
         def host(spec: Any, task: EpochTask, level: int, mine: SlotTask, payloads: Any, store: ObjectStore) -> Any:
@@ -146,7 +148,7 @@ class Interrupted(InProcess):
 
         strong.host = host
         try:
-            return super().execute(task, slots, records)
+            return super().execute(spec, task, slots, records)
         finally:
             strong.host = original
 

@@ -71,7 +71,10 @@ class Twice(InProcess):
     level, until = 1, 1
     """Which level; and for how many attempts of an epoch."""
 
-    def execute(self, task: EpochTask, slots: Sequence[SlotTask], records: Any) -> tuple[list[Report], int]:
+    def execute(
+        self, spec: Any, task: EpochTask, slots: Sequence[SlotTask], records: Any, limit_s: float | None = None
+    ) -> tuple[list[Report], int]:
+        self.spec = spec
         batch = to_batch(records["rows"], self.spec.graph.sources[0].schema)
         sent: list[list[Any]] = [list(route(self.spec, task, [("rows", batch)], 0, self.store))]
         versions = [sent, sent]
@@ -96,7 +99,7 @@ def twice(query: Query, level: int = 1, until: int = 1, store: Any = None) -> Si
     sim = Simulated(query, ROWS, store, slots=2)
     executor = sim.driver.executor
     assert isinstance(executor, InProcess)
-    sim.driver.executor = again = Twice(executor.spec, executor.store, 1)
+    sim.driver.executor = again = Twice(executor.store, 1)
     again.level, again.until = level, until
     return sim
 
