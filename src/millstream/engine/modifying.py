@@ -172,7 +172,9 @@ class Modifier:
         rewrite = loaded.rewrite(before.query, partial(load, self._store)) if isinstance(loaded, Calls) else loaded
         bundles = tuple(dict.fromkeys((*before.bundles, *rewrite.bundles)))
         query = rewritten(before.query, rewrite)
-        handed = before.handed | set(rewrite.put.get("steps", ())) | set(rewrite.put.get("maps", ()))
+        put = {name for kind in ("steps", "maps") for name in rewrite.put.get(kind, ())}
+        names = {rewrite.renamed.get(name, name) for name in before.handed}
+        handed = frozenset(names | (put - set(rewrite.rewired)))
         version = self.workshop.build(query, {}, bundles, handed)
         moved = transfers(before.graph, version.graph, rewrite)
         forms = self._forms(before, version, moved)
@@ -240,7 +242,12 @@ def _changed(
     families = tuple(
         (Family(*old), None if new is None else Family(*new)) for old, new in sorted(moved.families.items())
     )
-    other = {name for name, code in version.code.items() if before.code.get(name, code) != code}
+    were = {name: moved.steps.get(name, name) for name in before.code}
+    replaced = {
+        name: before.code[name]
+        for name, to in sorted(were.items())
+        if to in version.code and version.code[to] != before.code[name]
+    }
     return Changed(
         number,
         ask.code,
@@ -249,9 +256,10 @@ def _changed(
         ask.text[:2000],
         families,
         moved.steps,
-        {name: before.code[name] for name in sorted(other)},
+        replaced,
         rewrite.touched,
         inverse,
         "\n".join(moved.lines())[:4000],
         forms,
+        rewrite.taken.get("maps", ()),
     )
