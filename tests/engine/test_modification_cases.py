@@ -295,3 +295,15 @@ def reason(sim: Simulated, number: int) -> str:
     assert outcome is not None
     assert outcome.state == "refused", outcome
     return outcome.reason
+
+
+def test_a_step_that_a_change_inserts_and_replaces_at_once_is_the_second() -> None:
+    sim = started()
+    change = sim.modify()
+    change.insert("twice", Most, after="count", before="most")
+    change.replace("twice", Least)
+    outcome = applied(sim, change, [("a", 1), ("a", 1)])
+    assert state(sim, "twice") == {"a": 3}
+    sim.revert(outcome.number)
+    sim.feed(words=[("a", 1)])
+    assert [step.name for step in sim.graph.steps] == ["count", "most"]

@@ -112,7 +112,8 @@ class Change:
         """The change so far, as a value."""
         renamed = {old: new for new, old in self._were.items() if old != new}
         gone = [name for name in self._before.steps if name not in self._were.values() and name in self.query.steps]
-        return rewrite_of(self._before, self.query, renamed, self._states, gone)
+        states = {name: rules for name, rules in self._states.items() if name in self._were}
+        return rewrite_of(self._before, self.query, renamed, states, gone)
 
     def stream(self, name: str) -> Stream:
         """A stream of the query, by the name of its source, step, output (`step.output`) or map: what is built on it
