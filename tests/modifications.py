@@ -249,12 +249,12 @@ def resolved(shape: Sunk) -> Sunk | None:
         if found is None:
             return None
         streams |= found
-    levels = {source.name for source in shape.sources}
+    unmade = {source.name for source in shape.sources}
     for node in nodes:
-        if isinstance(node, MapShape) and all(name in levels for name in node.reads):
-            levels.add(node.name)
+        if isinstance(node, MapShape) and any(name in unmade for name in node.reads):
+            unmade.add(node.name)
     letters = {name for node in nodes for name in made_by(node) if name.endswith(".dead_letter")}
-    if any(stream in levels or (stream not in streams and stream not in letters) for stream in shape.sinks.values()):
+    if any(stream in unmade or (stream not in streams and stream not in letters) for stream in shape.sinks.values()):
         return None
     if not any(isinstance(node, StepShape) for node in nodes) or len(nodes) > 9:
         return None
