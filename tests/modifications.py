@@ -201,6 +201,17 @@ class Sunk(Shape):
 Node = MapShape | StepShape
 
 
+class FilterShape(MapShape):
+    """A map that is a filter: event times go through it beside the columns."""
+
+
+def map_shape(name: str, reads: tuple[str, ...], kind: str) -> tuple[MapShape, dict[str, Any]]:
+    """A map, and how a change calls it."""
+    if kind == "even":
+        return FilterShape(name, reads, kind), {"keep": only_even}
+    return MapShape(name, reads, kind), {"map": MAPS[kind][0], "output": ROW}
+
+
 def with_sinks(shape: Shape) -> Sunk:
     sinks = {sink_name(stream): stream for stream in shape.sunk}
     letters = {sink_name(f"{step.name}.dead_letter"): f"{step.name}.dead_letter" for step in shape.steps if step.picky}
@@ -265,9 +276,11 @@ def mapped(node: MapShape, streams: Mapping[str, Stream]) -> dict[str, Stream] |
     read = [streams[name] for name in node.reads]
     if len({stream.time for stream in read}) > 1 or len(set(node.reads)) < len(node.reads):
         return None
-    if node.kind == "even" and read[0].time == "beside" and node.name.startswith("m"):
-        return None  # no filter, but a function that leaves rows out
-    return {node.name: Stream(node.name, read[0].time, read[0].order if len(read) == 1 else "")}
+    own = isinstance(node, FilterShape)
+    if node.kind == "even" and read[0].time == "beside" and not own:
+        return None  # a function may not leave rows out whose times it does not see
+    time = "beside" if own and read[0].time else read[0].time
+    return {node.name: Stream(node.name, time, read[0].order if len(read) == 1 else "")}
 
 
 def stepped(step: StepShape, streams: Mapping[str, Stream]) -> dict[str, Stream] | None:
@@ -530,12 +543,10 @@ class Editor:
         after, before = self._pick()
         if not before:
             return None
-        kind = self.rng.choice(tuple(MAPS))
-        node = MapShape(self._fresh("f"), after, kind)
+        node, given = map_shape(self._fresh("f"), after, self.rng.choice(tuple(MAPS)))
         shape = self._put_between(node, after, before)
         if shape is None or resolved(shape) is None:
             return None
-        given: dict[str, Any] = {"keep": only_even} if kind == "even" else {"map": MAPS[kind][0], "output": ROW}
         self.change.insert(node.name, after=list(after), before=list(before), **given)
         return shape
 
@@ -661,9 +672,8 @@ class Editor:
         if not maps:
             return None
         old = self.rng.choice(maps)
-        kind = self.rng.choice(tuple(MAPS))
-        given: dict[str, Any] = {"keep": only_even} if kind == "even" else {"map": MAPS[kind][0], "output": ROW}
-        nodes = [replace(old, kind=kind) if each is old else each for each in self.shape.nodes]
+        new, given = map_shape(old.name, old.reads, self.rng.choice(tuple(MAPS)))
+        nodes = [new if each is old else each for each in self.shape.nodes]
         shape = replace_nodes(self.shape, nodes)
         if resolved(shape) is not None:
             self.change.replace(old.name, **given)
