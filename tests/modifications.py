@@ -474,8 +474,10 @@ class Editor:
     """Makes one change: of the query, and of the shape. What has been thought of may not be possible: then `apply` says
     so, and has changed neither."""
 
-    def __init__(self, change: Change, shape: Sunk, rng: random.Random, number: int) -> None:
+    def __init__(self, change: Change, shape: Sunk, rng: random.Random, number: int, used: set[str]) -> None:
         self.change, self.shape, self.rng, self.number = change, shape, rng, number
+        self.used = used | {step.name for step in shape.steps}
+        """The names that steps have had: one that is free may be another's."""
         self.taken = {step.name: Taken(step.name) for step in shape.steps}
         self.done: list[str] = []
 
@@ -519,6 +521,10 @@ class Editor:
 
     def _fresh(self, kind: str) -> str:
         self.number += 1
+        free = sorted(self.used - {node.name for node in self.shape.nodes})
+        if free and kind in "yz" and self.rng.random() < 0.4:
+            return self.rng.choice(free)
+        self.used.add(f"{kind}{self.number}")
         return f"{kind}{self.number}"
 
     def _pick(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
@@ -569,7 +575,7 @@ class Editor:
         shape = self._put_between(step, after, before)
         if shape is None:
             return None
-        sinks = {f"to_{stream.replace('.', '_')}": stream for stream in made_by(step)}
+        sinks = {f"to_{stream.replace('.', '_')}_{self.number}": stream for stream in made_by(step)}
         shape.sinks.update(sinks)
         if resolved(shape) is None:
             return None

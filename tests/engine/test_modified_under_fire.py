@@ -66,7 +66,8 @@ class Life:
         self.under_way: dict[int, tuple[Effect | None, list[str]]] = {}
         self.undone: dict[int, Effect | None] = {}
         self.queries: list[Any] = []
-        self.named = 0
+        self.named, self.used = 0, set[str]()
+        self.had = {step.name for step in shape.steps}
         self.letters: Counter[str] = Counter()
         self.last: dict[int, str] = {}
         self.seen: Counter[str] = Counter()
@@ -108,7 +109,7 @@ class Life:
         elif chance < 0.25 and self.undone:
             self.revert(max(self.undone))
         elif chance < 0.8:
-            editor = Editor(self.sim.modify(), self.shape, self.rng, self.named)
+            editor = Editor(self.sim.modify(), self.shape, self.rng, self.named, self.used)
             for _ in range(self.rng.choice((1, 1, 2, 3))):
                 if not any(editor.apply(self.rng.choice(VERBS)) for _ in range(20)):
                     break
@@ -116,7 +117,7 @@ class Life:
             if self.rng.random() < 0.15:
                 editor.bad(self.rng.choice(BAD))
                 effect = None if set(editor.done) & {"uncopied", "forgets"} else editor.effect
-            self.named = editor.number
+            self.named, self.used = editor.number, {name for name in editor.used if not name.startswith(("f", "bad"))}
             if editor.done:
                 number = self.sim.send(editor.change, rehearse=self.rng.random() < 0.5)
                 self.under_way[number] = effect, editor.done
@@ -151,6 +152,11 @@ class Life:
         self.seen.update(f"{verb} committed" for verb in verbs)
         self.seen["modified"] += 1
         self.seen["several at once"] += len(verbs) > 1
+        self.seen["a name again"] += any(
+            name in self.had and (name not in effect.taken or effect.taken[name].step != name)
+            for name in (step.name for step in effect.shape.steps)
+        )
+        self.had |= {step.name for step in effect.shape.steps}
 
     def answers(self) -> None:
         """Every command is answered once: a modification goes through its life, and never back."""
@@ -326,7 +332,15 @@ def test_modified_queries_are_those_of_a_sequential_run_of_each_graph_in_its_epo
             *(f"{verb} committed" for verb in (*VERBS, "revert")),
             *(f"{mode} rolled back" for mode in ("raises", "schema")),
             *(f"{mode} aborted" for mode in BAD),
-            *("cancelled", "refused", "several at once", "compactions", "migration done", "migration refused"),
+            *(
+                "cancelled",
+                "refused",
+                "several at once",
+                "a name again",
+                "compactions",
+                "migration done",
+                "migration refused",
+            ),
             *(f"store: {mode}" for mode in FAULTS),
             *("CRASH", *(repr(CRASH.at(moment)) for moment in MOMENTS)),
         ]
