@@ -10,7 +10,7 @@ import pytest
 
 import millstream as ms
 from millstream.errors import UserError
-from millstream.model.carry import carry, drop, fresh
+from millstream.model.carry import carry, convert, drop, fresh
 from millstream.model.change import Change
 from millstream.protocol import planner
 from millstream.protocol.migration import Start
@@ -684,3 +684,43 @@ def committed(sim: Simulated, number: int) -> None:
     outcome = sim.outcome(number)
     assert outcome is not None
     assert outcome.state == "committed", outcome
+
+
+def test_what_is_refused_has_changed_nothing_and_the_change_goes_on() -> None:
+    sim = started()
+    change = sim.modify()
+    change.insert("all", keep=everything, after="words", before="count")
+    before = repr(change.query)
+    for refused in (
+        lambda: change.remove("all", cut=True),
+        lambda: change.insert("more", Most, after="count", before="most", key=7),  # type: ignore[arg-type]
+        lambda: change.insert("more", Most, after=7),  # type: ignore[arg-type]
+        lambda: change.rename("count", "most"),
+        lambda: change.replace("count", "no", state=carry()),  # type: ignore[arg-type]
+    ):
+        with pytest.raises(UserError):
+            refused()
+        assert repr(change.query) == before
+    applied(sim, change, [("a", 1)])
+    assert state(sim, "count") == {"a": 3, "b": 1}
+
+
+def test_a_conversion_that_fails_in_the_first_epoch_is_rolled_back_and_later_only_what_is_read_counts() -> None:
+    def no_twos(total: int) -> int:
+        if total == 2:
+            raise ValueError("no twos")
+        return total * 10
+
+    sim = started()
+    change = sim.modify()
+    change.replace("count", Sum, state={"total": convert(no_twos)})
+    number = sim.send(change, rehearse=False)
+    sim.feed(words=[("a", 1), ("b", 1)])
+    outcome = sim.outcome(number)
+    assert outcome is not None
+    assert outcome.state == "rolled back"
+    assert "no twos" in outcome.reason
+    assert state(sim, "count") == {"a": 3, "b": 2}, "by the old code"
+    sim.restart()
+    sim.feed(words=[("a", 1)])
+    assert state(sim, "count") == {"a": 4, "b": 2}

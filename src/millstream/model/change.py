@@ -10,9 +10,10 @@ Rules
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+import functools
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeVar, cast
 
 import pyarrow as pa
 
@@ -20,7 +21,7 @@ from millstream.errors import UserError
 from millstream.model.carry import Carry, Convert, Drop, Fresh, convert
 from millstream.model.computation import Computation, check_computation
 from millstream.model.query import InputNode, Query, Stream, check_name
-from millstream.model.rewrite import Rewrite, copied, readers_of, rewired, rewrite_of
+from millstream.model.rewrite import KINDS, Rewrite, copied, readers_of, rewired, rewrite_of
 from millstream.model.types import format_schema
 
 Names = str | Sequence[str]
@@ -81,6 +82,27 @@ def _is_plain(given: Any) -> bool:
     return given is None or isinstance(given, str | bool | Shipped | Carry | Fresh | Drop)
 
 
+Verb = TypeVar("Verb", bound=Callable[..., None])
+
+
+def _or_not(verb: Verb) -> Verb:
+    """A verb of a change that is refused has changed nothing: whoever goes on has what was there before."""
+
+    @functools.wraps(verb)
+    def whole(change: Change, *args: Any, **given: Any) -> None:
+        nodes = {kind: dict(getattr(change.query, kind)) for kind in KINDS}
+        were, states = dict(change._were), dict(change._states)
+        try:
+            verb(change, *args, **given)
+        except BaseException:
+            for kind, known in nodes.items():
+                setattr(change.query, kind, known)
+            change._were, change._states = were, states
+            raise
+
+    return cast(Verb, whole)
+
+
 class Change:
     """What is to become of a query. Made by `modify()` of a running query.
 
@@ -121,6 +143,7 @@ class Change:
         self._check_stream(name)
         return Stream(self.query, (name,))
 
+    @_or_not
     def insert(
         self,
         name: str,
@@ -200,6 +223,7 @@ class Change:
             raise UserError(f"insert {name!r}: say by which columns its records are keyed: key='user'")
         return keys.pop()
 
+    @_or_not
     def replace(
         self,
         name: str,
@@ -271,6 +295,7 @@ class Change:
             stream.map_batches(name, map, output=shown, event_time=each.time)
         self.query.maps[name] = scratch.maps[name]
 
+    @_or_not
     def remove(self, name: str, *, reconnect: bool = False, cut: bool = False) -> None:
         """Takes out a step, a map or a sink. The state of a step is dropped.
 
@@ -329,6 +354,7 @@ class Change:
         if not left:
             raise UserError(f"remove {name!r}: {reader!r} would be left without an input; remove it first")
 
+    @_or_not
     def rename(self, old: str, new: str) -> None:
         """Calls a step otherwise. Its state goes with it."""
         if old not in self.query.steps:
@@ -375,7 +401,7 @@ def _check_function(verb: str, name: str, given: Any) -> None:
 
 
 def _several(what: str, given: Names) -> tuple[str, ...]:
-    names = (given,) if isinstance(given, str) else tuple(given)
+    names = (given,) if isinstance(given, str) or not isinstance(given, Iterable) else tuple(given)
     if not names or not all(isinstance(name, str) for name in names):
         raise UserError(f"{what}={given!r}: give a name, or several")
     return names
