@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections import Counter
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -366,3 +367,29 @@ def test_maps_that_cannot_be_are_refused() -> None:
     mapped.sink("out", ms.Memory())
     with pytest.raises(UserError, match="sink 'out' receives the map of sources 'm'; only what comes out of a step"):
         Simulated(query, {"events": PAIRS})
+
+
+def test_a_sink_or_a_feedback_of_what_is_partly_straight_from_a_source_is_refused() -> None:
+    """The part that no step makes would be missing."""
+    query = ms.Query("q")
+    again = query.feedback("again", schema="k long")
+    events = query.source("events", None)
+    made = events.union(again).key_by("k").compute("pass", Passing)
+    mixed = made.union(query.source("more", None)).map_batches("mixed", lambda batch: batch, output="k long")
+    mixed.sink("out", ms.Memory())
+    schemas = {"events": "k long", "more": "k long"}
+    made.feed_back(again)
+    with pytest.raises(UserError, match="sink 'out' receives the map 'mixed', which reads more than what comes out of"):
+        Simulated(query, schemas)
+    del query.sinks["out"]
+    Simulated(query, schemas)
+    query.feedbacks["again"] = replace(query.feedbacks["again"], stream="mixed")
+    with pytest.raises(UserError, match="feedback 'again' is written by 'mixed'; only what comes out of a step"):
+        Simulated(query, schemas)
+
+
+class Passing(ms.Computation):
+    output = "k long"
+
+    def on_record(self, row: Any, at: ms.At) -> Any:
+        yield (at.key,)

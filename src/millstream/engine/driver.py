@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from millstream.engine.delivery import Deliverer
@@ -46,9 +46,9 @@ from millstream.protocol.epochs import (
 )
 from millstream.protocol.keyspace import DEFAULT_BIN_BITS
 from millstream.protocol.manifest import Edit
-from millstream.protocol.modification import followed
+from millstream.protocol.modification import routed_on
 from millstream.protocol.planner import Layout
-from millstream.protocol.routing import RoutingTable, RoutingVersion, Slot
+from millstream.protocol.routing import RoutingTable, Slot
 from millstream.protocol.steering import Facts, Steering, remembered, steer
 from millstream.protocol.time import idle_sources
 from millstream.store.control_log import ControlLog
@@ -161,17 +161,11 @@ class Driver:
     @property
     def tables(self) -> dict[str, RoutingTable]:
         """The routing table of every step, the initial one before the first epoch."""
-        return self._tables_of(self.graph, self.journal.history.tables)
-
-    def _tables_of(self, graph: Graph, known: Mapping[str, RoutingTable]) -> dict[str, RoutingTable]:
-        """The table of every step of a graph. A step that is new is cut as the others are, under a version that none
-        has had: a plan that was made for another step of its name must not fit."""
-        first = next((known[step.name] for step in graph.steps if step.name in known), None)
-        if first is None:
-            new = RoutingTable.even(self.options.slots, self.options.bin_bits)
-        else:
-            new = replace(first, version=RoutingVersion(max(table.version for table in known.values()) + 1))
-        return {step.name: known.get(step.name, new) for step in graph.steps}
+        known = self.journal.history.tables
+        if known:
+            return known
+        first = RoutingTable.even(self.options.slots, self.options.bin_bits)
+        return {step.name: first for step in self.graph.steps}
 
     def run_epoch(self, epoch: Epoch, spark_query: str, offsets: str, records: Any) -> None:
         """Runs and commits an epoch, or redelivers it if it is committed already. Raises if neither can be done."""
@@ -204,8 +198,10 @@ class Driver:
         changed = steering.changed
         version = self.modifier.of(changed)
         before = history if changed is None else history.followed(changed.steps)
-        tables = steering.tables if changed is None else followed(steering.tables, changed.steps)
-        tables = self._tables_of(version.graph, tables)
+        tables = steering.tables
+        if changed is not None:
+            names = [step.name for step in version.graph.steps]
+            tables = routed_on(steering.tables, changed, names, history.version)
         plan = Plan(
             epoch,
             Attempt(history.attempts),

@@ -4,13 +4,15 @@ Rules
 -----
 - Nothing of the running version is touched. A candidate is made from it, checked, and tried on workers, while epochs go
   on; what came of that is a fact for the next plan to decide from (`protocol.steering`).
-- Preparing is idempotent: a driver that takes over prepares what its predecessor had under way anew.
+- Preparing is idempotent: a driver that takes over prepares what its predecessor had under way anew, and so does the
+  next epoch where the store could not be reached.
 - A candidate whose first epoch failed in user code is not tried again. One whose epoch Spark failed is, a few times.
 - All versions since the query's first can be made again: rewrites are stored by hash, and the journal names them.
 """
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Mapping
 from functools import partial
@@ -21,7 +23,7 @@ import pyarrow as pa
 from millstream.engine.sample import Samples
 from millstream.engine.shipping import ensure, load
 from millstream.engine.version import Version, Workshop
-from millstream.errors import MillstreamError, UserError
+from millstream.errors import MillstreamError, StoreUnavailable, UserError
 from millstream.model.change import Calls
 from millstream.model.graph import Graph, Step, differences
 from millstream.model.kinds import State
@@ -34,6 +36,8 @@ from millstream.store.code import get_code, put_code
 from millstream.store.forms import NO_FORMS, sealed, unpacked
 from millstream.store.forms import Forms as StateForms
 from millstream.store.objects import ObjectStore
+
+_LOG = logging.getLogger("millstream")
 
 MAX_TRIES = 2
 """How often Spark may fail the first epoch of a modification."""
@@ -153,11 +157,21 @@ class Modifier:
             self._note(number, before, Candidate("validated", changed=changed), version)
             trouble = self.workshop.try_out(version, self.samples if ask.rehearse else {})
             state = Candidate("aborted", trouble) if trouble else Candidate("prepared", changed=changed)
+        except StoreUnavailable as error:
+            _LOG.warning("modification %d cannot be prepared now: %s", number, error)
+            self._forget(number)
+            return
         except MillstreamError as error:
             state = Candidate("aborted", str(error))
         except Exception as error:  # whatever loading or constructing the user's code raises
             state = Candidate("aborted", f"its code cannot be used: {type(error).__name__}: {error}")
         self._note(number, before, state)
+
+    def _forget(self, number: int) -> None:
+        """The next epoch prepares it anew."""
+        with self._lock:
+            self._candidates.pop(number, None)
+            self._versions.pop(number, None)
 
     def _note(self, number: int, before: Version, candidate: Candidate, version: Version | None = None) -> None:
         with self._lock:
@@ -172,7 +186,9 @@ class Modifier:
         rewrite = loaded.rewrite(before.query, partial(load, self._store)) if isinstance(loaded, Calls) else loaded
         bundles = tuple(dict.fromkeys((*before.bundles, *rewrite.bundles)))
         query = rewritten(before.query, rewrite)
-        handed = before.handed | set(rewrite.put.get("steps", ())) | set(rewrite.put.get("maps", ()))
+        put = {name for kind in ("steps", "maps") for name in rewrite.put.get(kind, ())}
+        names = {rewrite.renamed.get(name, name) for name in before.handed}
+        handed = frozenset(names | (put - set(rewrite.rewired)))
         version = self.workshop.build(query, {}, bundles, handed)
         moved = transfers(before.graph, version.graph, rewrite)
         forms = self._forms(before, version, moved)
@@ -240,7 +256,12 @@ def _changed(
     families = tuple(
         (Family(*old), None if new is None else Family(*new)) for old, new in sorted(moved.families.items())
     )
-    other = {name for name, code in version.code.items() if before.code.get(name, code) != code}
+    were = {name: moved.steps.get(name, name) for name in before.code}
+    replaced = {
+        name: before.code[name]
+        for name, to in sorted(were.items())
+        if to in version.code and version.code[to] != before.code[name]
+    }
     return Changed(
         number,
         ask.code,
@@ -249,9 +270,10 @@ def _changed(
         ask.text[:2000],
         families,
         moved.steps,
-        {name: before.code[name] for name in sorted(other)},
+        replaced,
         rewrite.touched,
         inverse,
         "\n".join(moved.lines())[:4000],
         forms,
+        rewrite.taken.get("maps", ()),
     )

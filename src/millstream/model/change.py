@@ -10,9 +10,10 @@ Rules
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import functools
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeVar, cast
 
 import pyarrow as pa
 
@@ -20,7 +21,7 @@ from millstream.errors import UserError
 from millstream.model.carry import Carry, Convert, Drop, Fresh, convert
 from millstream.model.computation import Computation, check_computation
 from millstream.model.query import InputNode, Query, Stream, check_name
-from millstream.model.rewrite import Rewrite, copied, readers_of, rewired, rewrite_of
+from millstream.model.rewrite import KINDS, Rewrite, copied, readers_of, rewired, rewrite_of
 from millstream.model.types import format_schema
 
 Names = str | Sequence[str]
@@ -81,6 +82,27 @@ def _is_plain(given: Any) -> bool:
     return given is None or isinstance(given, str | bool | Shipped | Carry | Fresh | Drop)
 
 
+Verb = TypeVar("Verb", bound=Callable[..., None])
+
+
+def _or_not(verb: Verb) -> Verb:
+    """A verb of a change that is refused has changed nothing: whoever goes on has what was there before."""
+
+    @functools.wraps(verb)
+    def whole(change: Change, *args: Any, **given: Any) -> None:
+        nodes = {kind: dict(getattr(change.query, kind)) for kind in KINDS}
+        were, states = dict(change._were), dict(change._states)
+        try:
+            verb(change, *args, **given)
+        except BaseException:
+            for kind, known in nodes.items():
+                setattr(change.query, kind, known)
+            change._were, change._states = were, states
+            raise
+
+    return cast(Verb, whole)
+
+
 class Change:
     """What is to become of a query. Made by `modify()` of a running query.
 
@@ -103,13 +125,17 @@ class Change:
         self._before = query
         self.query = copied(query)
         """The query as it will be."""
-        self._renamed: dict[str, str] = {}
+        self._were = {name: name for name in query.steps}
+        """What the steps that go on were called before."""
         self._states: dict[str, dict[str, Any]] = {}
 
     @property
     def rewrite(self) -> Rewrite:
         """The change so far, as a value."""
-        return rewrite_of(self._before, self.query, self._renamed, self._states)
+        renamed = {old: new for new, old in self._were.items() if old != new}
+        gone = [name for name in self._before.steps if name not in self._were.values() and name in self.query.steps]
+        states = {name: rules for name, rules in self._states.items() if name in self._were}
+        return rewrite_of(self._before, self.query, renamed, states, gone)
 
     def stream(self, name: str) -> Stream:
         """A stream of the query, by the name of its source, step, output (`step.output`) or map: what is built on it
@@ -117,6 +143,7 @@ class Change:
         self._check_stream(name)
         return Stream(self.query, (name,))
 
+    @_or_not
     def insert(
         self,
         name: str,
@@ -166,12 +193,16 @@ class Change:
             made = source.map_batches(name, map, output=output or "")
         for reader in readers:
             rewired(self.query, reader, dict.fromkeys(streams, made.name))
-            if reader in self.query.steps:
-                node = self.query.steps[reader]
-                self.query.steps[reader] = replace(node, inputs=tuple(dict.fromkeys(node.inputs)))
-            elif reader in self.query.maps:
-                each = self.query.maps[reader]
-                self.query.maps[reader] = replace(each, streams=tuple(dict.fromkeys(each.streams)))
+            self._once(reader)
+
+    def _once(self, reader: str) -> None:
+        """Lets one read each stream once where it has come to read it twice."""
+        if reader in self.query.steps:
+            node = self.query.steps[reader]
+            self.query.steps[reader] = replace(node, inputs=tuple(dict.fromkeys(node.inputs)))
+        elif reader in self.query.maps:
+            each = self.query.maps[reader]
+            self.query.maps[reader] = replace(each, streams=tuple(dict.fromkeys(each.streams)))
 
     def _key_of(
         self, name: str, computation: Any, key: Names | None, streams: Sequence[str], readers: Sequence[str]
@@ -192,6 +223,7 @@ class Change:
             raise UserError(f"insert {name!r}: say by which columns its records are keyed: key='user'")
         return keys.pop()
 
+    @_or_not
     def replace(
         self,
         name: str,
@@ -263,11 +295,12 @@ class Change:
             stream.map_batches(name, map, output=shown, event_time=each.time)
         self.query.maps[name] = scratch.maps[name]
 
+    @_or_not
     def remove(self, name: str, *, reconnect: bool = False, cut: bool = False) -> None:
         """Takes out a step, a map or a sink. The state of a step is dropped.
 
-        If others read it, say what they shall do: with `reconnect` they read what it read, with `cut` they lose that
-        input, and its sinks go with it.
+        If others read it, say what they shall do: with `reconnect` they read what it read (but nobody gets that for its
+        late records and dead letters: those are cut), with `cut` they lose that input, and its sinks go with it.
         """
         if reconnect and cut:
             raise UserError(f"remove {name!r}: reconnect and cut exclude each other")
@@ -279,22 +312,22 @@ class Change:
         if name not in self.query.steps and name not in self.query.maps:
             raise UserError(f"remove {name!r}: the query has no step, map or sink of that name; {self._named('steps')}")
         made = [name, *(f"{name}.{each}" for each in self._outputs(name))]
-        readers = {reader: stream for stream in made for reader in readers_of(self.query, stream) if reader != name}
+        readers = {reader for stream in made for reader in readers_of(self.query, stream) if reader != name}
         if readers and not reconnect and not cut:
             raise UserError(
                 f"remove {name!r}: it is read by {', '.join(sorted(readers))}; say reconnect=True for them to read "
                 "what it read, or cut=True for them to do without"
             )
         if reconnect:
-            self._reconnect(name, readers)
+            self._reconnect(name, readers, made)
         else:
-            for reader in readers:
+            for reader in sorted(readers):
                 self._cut(name, reader, made)
         del (self.query.steps if name in self.query.steps else self.query.maps)[name]
         self._states.pop(name, None)
-        self._renamed = {old: new for old, new in self._renamed.items() if new != name}
+        self._were.pop(name, None)
 
-    def _reconnect(self, name: str, readers: Mapping[str, str]) -> None:
+    def _reconnect(self, name: str, readers: Collection[str], made: Sequence[str]) -> None:
         streams = (
             self.query.maps[name].streams
             if name in self.query.maps
@@ -302,8 +335,12 @@ class Change:
         )
         if len(streams) != 1:
             raise UserError(f"remove {name!r}: it reads {', '.join(streams)}; only one stream can take its place")
-        for reader, stream in readers.items():
-            rewired(self.query, reader, {stream: streams[0]})
+        letters = [f"{name}.{each}" for each in ("late", "dead_letter") if f"{name}.{each}" in made]
+        for reader in sorted(readers):
+            if any(reader in readers_of(self.query, stream) for stream in letters):
+                self._cut(name, reader, letters)
+            rewired(self.query, reader, dict.fromkeys(made, streams[0]))
+            self._once(reader)
 
     def _cut(self, name: str, reader: str, made: Sequence[str]) -> None:
         rewired(self.query, reader, dict.fromkeys(made))
@@ -317,6 +354,7 @@ class Change:
         if not left:
             raise UserError(f"remove {name!r}: {reader!r} would be left without an input; remove it first")
 
+    @_or_not
     def rename(self, old: str, new: str) -> None:
         """Calls a step otherwise. Its state goes with it."""
         if old not in self.query.steps:
@@ -332,9 +370,8 @@ class Change:
         swapped: dict[str, str | None] = {old: new, **{f"{old}.{each}": f"{new}.{each}" for each in outputs}}
         for reader in {reader for stream in swapped for reader in readers_of(self.query, stream)}:
             rewired(self.query, reader, swapped)
-        first = next((before for before, now in self._renamed.items() if now == old), old)
-        if first in self._before.steps:  # or else it was inserted by this very change
-            self._renamed[first] = new
+        if old in self._were:  # or else it was inserted by this very change
+            self._were[new] = self._were.pop(old)
         if old in self._states:
             self._states[new] = self._states.pop(old)
 
@@ -364,7 +401,7 @@ def _check_function(verb: str, name: str, given: Any) -> None:
 
 
 def _several(what: str, given: Names) -> tuple[str, ...]:
-    names = (given,) if isinstance(given, str) else tuple(given)
+    names = (given,) if isinstance(given, str) or not isinstance(given, Iterable) else tuple(given)
     if not names or not all(isinstance(name, str) for name in names):
         raise UserError(f"{what}={given!r}: give a name, or several")
     return names

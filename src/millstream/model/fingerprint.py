@@ -13,9 +13,14 @@ from __future__ import annotations
 import hashlib
 import inspect
 import textwrap
+import threading
+import weakref
 from types import CodeType, FunctionType
 from typing import Any
 
+_READING = threading.Lock()
+_SOURCES: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
+"""What has been read: finding a class means parsing its whole file."""
 _OURS = ("millstream", "builtins", "abc", "typing")
 
 
@@ -64,10 +69,20 @@ def _filled(cell: Any) -> bool:
 
 
 def _source(code: Any) -> str:
-    try:
-        return textwrap.dedent(inspect.getsource(code))
-    except (OSError, TypeError):
-        pass
+    with _READING:
+        if code not in _SOURCES:
+            _SOURCES[code] = _read(code)
+        return _SOURCES[code]
+
+
+def _read(code: Any) -> str:
+    for _ in range(8):
+        try:
+            return textwrap.dedent(inspect.getsource(code))
+        except SystemError:  # of CPython, if another thread parses, too: the source of a class is found by parsing
+            continue
+        except (OSError, TypeError):
+            break
     if isinstance(code, FunctionType):
         return _compiled(code.__code__)
     found = vars(code).values()

@@ -13,7 +13,7 @@ Rules
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -245,6 +245,7 @@ def resolve(query: Query, schemas: Mapping[str, pa.Schema]) -> Graph:
     streams = {source.name: source.schema for source in sources}
     streams |= {later.name: later.schema for later in query.feedbacks.values()}
     levels = dict.fromkeys(streams, 0)
+    unmade = set(streams)  # streams that are, or are partly, of a source or a feedback: no step makes that part
     steps: list[Step] = []
     maps: list[MapNode] = []
     waiting = list(query.maps.values())
@@ -261,6 +262,7 @@ def resolve(query: Query, schemas: Mapping[str, pa.Schema]) -> Graph:
                 maps.append(node)
                 streams[node.name] = node.output
                 levels[node.name] = max(levels[stream] for stream in node.streams)
+                unmade.update([node.name] if unmade & set(node.streams) else [])
                 _add_map_time(node, times)
                 driven.update([node.name] if driven & set(node.streams) else [])
 
@@ -340,10 +342,15 @@ def resolve(query: Query, schemas: Mapping[str, pa.Schema]) -> Graph:
             raise UserError(
                 f"sink {sink.name!r} receives the {what} {sink.input!r}; only what comes out of a step can be sunk"
             )
+        if sink.input in unmade:
+            raise UserError(
+                f"sink {sink.name!r} receives the map {sink.input!r}, which reads more than what comes out of steps; "
+                "only that can be sunk"
+            )
         if sink.input not in streams:
             raise UserError(f"sink {sink.name!r} receives step {sink.input!r}, which declares no output")
     for later in query.feedbacks.values():
-        _check_written(later, streams, levels)
+        _check_written(later, streams, unmade)
     return Graph(
         query.name,
         sources,
@@ -355,10 +362,10 @@ def resolve(query: Query, schemas: Mapping[str, pa.Schema]) -> Graph:
     )
 
 
-def _check_written(node: FeedbackNode, streams: Mapping[str, pa.Schema], levels: Mapping[str, int]) -> None:
+def _check_written(node: FeedbackNode, streams: Mapping[str, pa.Schema], unmade: Collection[str]) -> None:
     if node.stream not in streams:
         raise UserError(f"feedback {node.name!r} is written by step {node.stream!r}, which declares no output")
-    if levels[node.stream] == 0:
+    if node.stream in unmade:
         raise UserError(
             f"feedback {node.name!r} is written by {node.stream!r}; only what comes out of a step can be fed back"
         )

@@ -11,7 +11,7 @@ Rules
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 from millstream.errors import UserError
@@ -20,6 +20,13 @@ from millstream.model.query import InputNode, MapNode, Query, SinkNode, SourceNo
 
 KINDS = ("sources", "steps", "maps", "sinks", "feedbacks")
 """The kinds of named things that a query has, as its fields are called."""
+
+CODED: dict[str, tuple[str, ...]] = {
+    "steps": ("name", "inputs"),
+    "maps": ("name", "streams"),
+    "sinks": ("name", "input"),
+}
+"""The kinds that have code, and what of them is not code."""
 
 Node = SourceNode | StepNode | MapNode | SinkNode | FeedbackNode
 
@@ -35,6 +42,11 @@ class Rewrite:
     states: dict[str, dict[str, Any]] = field(default_factory=dict)
     bundles: tuple[str, ...] = ()
     """The hashes of the bundles that its code is from."""
+    gone: tuple[str, ...] = ()
+    """Steps that are taken out though another one has their name afterwards."""
+    rewired: tuple[str, ...] = ()
+    """Steps, maps and sinks that are put in only to be called otherwise or to read others: their code is that of the
+    query, whatever it is when the rewrite is applied."""
 
     @property
     def touched(self) -> tuple[str, ...]:
@@ -54,7 +66,11 @@ def copied(query: Query) -> Query:
 
 
 def rewrite_of(
-    before: Query, after: Query, renamed: Mapping[str, str] | None = None, states: Mapping[str, Any] | None = None
+    before: Query,
+    after: Query,
+    renamed: Mapping[str, str] | None = None,
+    states: Mapping[str, Any] | None = None,
+    gone: Iterable[str] = (),
 ) -> Rewrite:
     """What makes one query of another."""
     put: dict[str, dict[str, Any]] = {}
@@ -63,7 +79,31 @@ def rewrite_of(
         old, new = getattr(before, kind), getattr(after, kind)
         put[kind] = {name: node for name, node in new.items() if old.get(name) is not node}
         taken[kind] = tuple(name for name in old if name not in new)
-    return Rewrite(put, taken, dict(renamed or {}), dict(states or {}))
+    made = Rewrite(put, taken, dict(renamed or {}), dict(states or {}), gone=tuple(gone))
+    rewired = [name for kind in CODED for name, node in put[kind].items() if _same_code(made, before, kind, node)]
+    return replace(made, rewired=tuple(rewired))
+
+
+def _same_code(rewrite: Rewrite, before: Query, kind: str, node: Any) -> bool:
+    own = _own(rewrite, before, kind, node)
+    return own is not None and all(
+        was is now or (isinstance(was, str) and was == now)
+        for was, now in ((getattr(own, name), getattr(node, name)) for name in _code_fields(kind, node))
+    )
+
+
+def _code_fields(kind: str, node: Any) -> list[str]:
+    return [each.name for each in fields(node) if each.name not in CODED[kind]]
+
+
+def _own(rewrite: Rewrite, query: Query, kind: str, node: Any) -> Any:
+    """What a query has where a rewrite puts a node; nothing if that is new."""
+    name = node.name
+    if kind == "steps":
+        name = next((old for old, new in rewrite.renamed.items() if new == name), name)
+        if name == node.name and (name in rewrite.gone or name in rewrite.renamed):
+            return None
+    return getattr(query, kind).get(name)
 
 
 def rewritten(query: Query, rewrite: Rewrite) -> Query:
@@ -75,7 +115,9 @@ def rewritten(query: Query, rewrite: Rewrite) -> Query:
             if name not in nodes:
                 raise UserError(f"the query {query.name!r} has no {kind[:-1]} {name!r} to take out")
             del nodes[name]
-        nodes.update(rewrite.put.get(kind, {}))
+        for name, node in rewrite.put.get(kind, {}).items():
+            own = _own(rewrite, query, kind, node) if name in rewrite.rewired else None
+            nodes[name] = node if own is None else replace(own, **{each: getattr(node, each) for each in CODED[kind]})
     found.steps = ordered(found)
     return found
 

@@ -59,17 +59,17 @@ def transfers(old: Graph, new: Graph, rewrite: Rewrite) -> Transfers:
     lifts: dict[Address, Any] = {}
     fresh: list[Address] = []
     for name, step in before.items():
-        target = after.get(names[name])
+        target = None if name in rewrite.gone else after.get(names[name])
         if target is None:
             families.update({(name, family): None for family in step.families})
         elif names[name] in rewrite.states:
             _replaced(step, target, rewrite.states[names[name]], families, lifts, fresh)
         else:
             _kept(step, target, families)
-    known = set(names.values())
+    known = {to for name, to in names.items() if name not in rewrite.gone}
     fresh += [(step.name, family) for step in new.steps if step.name not in known for family in step.families]
     steps: dict[str, str | None] = {name: to for name, to in names.items() if to != name and to in after}
-    steps.update({name: None for name, to in names.items() if to not in after})
+    steps.update({name: None for name, to in names.items() if to not in after or name in rewrite.gone})
     moved = {address: to for address, to in families.items() if to != address}
     kept = [
         address for address, to in families.items() if to == address and to[0] in rewrite.states and to not in lifts
@@ -96,7 +96,9 @@ def inverse(old: Graph, new: Graph, before: Query, after: Query, rewrite: Rewrit
                 rules[back.get((name, family), (then, family))[1]] = Carry(source=family)
         rules.update({family: Fresh() for family in were[then] if not isinstance(rules.get(family), Carry)})
         states[then] = rules
-    return rewrite_of(after, before, names, states)
+    kept = {rewrite.renamed.get(name, name) for name in were if name not in rewrite.gone}
+    gone = [name for name in are if name not in kept and name in were]
+    return rewrite_of(after, before, names, states, gone)
 
 
 def _kept(step: Step, target: Step, families: dict[Address, Address | None]) -> None:

@@ -284,6 +284,7 @@ def _applied(changed: Changed, epoch: Epoch) -> Applied:
         changed.touched,
         changed.inverse,
         changed.forms,
+        {**changed.steps, **dict.fromkeys(changed.maps)},
     )
 
 

@@ -14,12 +14,16 @@ Rules
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
 from millstream.protocol.manifest import Family
 from millstream.protocol.migration import AT_ONCE, Start
+from millstream.protocol.routing import RoutingTable, RoutingVersion
+
+VERSIONS_EACH = 1 << 32
+"""How many versions a routing table may go through between two modifications."""
 
 LIFE: dict[str, tuple[str, ...]] = {
     "proposed": ("validated", "aborted", "refused", "cancelled"),
@@ -69,7 +73,7 @@ class Changed:
     families: tuple[tuple[Family, Family | None], ...] = ()
     steps: dict[str, str | None] = field(default_factory=dict)
     replaced: dict[str, str] = field(default_factory=dict)
-    """The fingerprints of the code that it takes the place of, by step or map."""
+    """The fingerprints of the code that it takes the place of, by step or map, as they were called before."""
     touched: tuple[str, ...] = ()
     """The names of all that it puts in or takes out."""
     inverse: str = ""
@@ -78,6 +82,8 @@ class Changed:
     """What becomes of state, in words."""
     forms: str = ""
     """Where the forms of all states are; empty if no type has ever changed."""
+    maps: tuple[str, ...] = ()
+    """The maps that it takes out."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +100,8 @@ class Applied:
     touched: tuple[str, ...] = ()
     inverse: str = ""
     forms: str = ""
+    names: dict[str, str | None] = field(default_factory=dict)
+    """The steps and maps that are called otherwise since, or are gone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,24 +132,50 @@ def missing_since(modified: Sequence[Applied], digest: str, code: Mapping[str, s
     """Which modifications a query lacks, that has this description and this code: all since the version that it is.
 
     None if it is no version there ever was. Where only code was replaced the description is that of several versions,
-    and the code tells which it is. Code that was never replaced, or is none of the replaced, is the user's to change.
+    and the code tells which it is. Code that was never replaced, or is none of the replaced, is the user's to change:
+    then it is the last version of that description.
     """
-    for place, applied in enumerate(modified):
-        if applied.before == digest and all(
-            code.get(name) == fingerprint for name, fingerprint in _first_replaced(modified[place:]).items()
-        ):
+    places = [place for place, applied in enumerate(modified) if applied.before == digest]
+    for place in places:
+        if all(code[name] == fingerprint for name, fingerprint in _replaced_since(modified[place:], code).items()):
             return modified[place:]
-    return [] if modified and modified[-1].after == digest else None
+    if modified and modified[-1].after == digest:
+        return []
+    return modified[places[-1] :] if places else None
 
 
-def _first_replaced(modified: Sequence[Applied]) -> dict[str, str]:
+def _replaced_since(modified: Sequence[Applied], names: Iterable[str]) -> dict[str, str]:
+    """The fingerprints of the code of these steps and maps, as far as it was replaced."""
     found: dict[str, str] = {}
+    called = {name: name for name in names}  # what still runs the code it had at first, by its present name
     for applied in modified:
-        found = {**applied.replaced, **found}
+        for name, fingerprint in applied.replaced.items():
+            if name in called:
+                found[called.pop(name)] = fingerprint
+        called = followed(called, applied.names)
     return found
 
 
 Said = TypeVar("Said")
+
+
+def routed_on(
+    tables: Mapping[str, RoutingTable], changed: Changed, steps: Iterable[str], version: int
+) -> dict[str, RoutingTable]:
+    """The tables of the steps after a change of the graph of this version.
+
+    A step that is new is cut as the others are. It, and one that is called otherwise, gets a version that no table has
+    ever had: a plan that was made for another step of its name must not fit (G8).
+    """
+    fresh = RoutingVersion((version + 1) * VERSIONS_EACH)
+    known = followed(tables, changed.steps)
+    renamed = {to for to in changed.steps.values() if to is not None}
+    pattern = next((known[step] for step in steps if step in known), next(iter(tables.values())))
+    found = {}
+    for step in steps:
+        table = known.get(step, pattern)
+        found[step] = table if step in known and step not in renamed else replace(table, version=fresh)
+    return found
 
 
 def followed(by_step: Mapping[str, Said], steps: Mapping[str, str | None]) -> dict[str, Said]:

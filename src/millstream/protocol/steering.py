@@ -279,7 +279,7 @@ class _Course:
             self.modified = candidate.changed
             epoch = self.facts.epoch
             self.note(replace(outcome, state="committed", rounds=1, done=1, began=epoch, last=epoch))
-        elif candidate.state != outcome.state and candidate.state in LIFE:
+        elif candidate.state in LIFE and _further(candidate.state, outcome.state):
             self.note(replace(outcome, state=candidate.state))
 
     def _may_change(self, ask: Modification, candidate: Candidate) -> bool:
@@ -348,6 +348,11 @@ class _Course:
         done = outcome.done + 1
         state = "done" if done == outcome.rounds else "running"
         self.note(replace(outcome, state=state, done=done, last=self.facts.epoch))
+
+
+def _further(state: str, than: str) -> bool:
+    """Whether a state of a modification comes after another. One that a new driver prepares again does not go back."""
+    return list(LIFE).index(state) > list(LIFE).index(than)
 
 
 def misfit(plan: MigrationPlan, facts: Facts, tables: Mapping[str, RoutingTable]) -> str:

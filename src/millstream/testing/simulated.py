@@ -32,7 +32,7 @@ from millstream.engine.route import route
 from millstream.engine.sample import Samples
 from millstream.engine.shipping import ensure
 from millstream.engine.spec import EpochTask, SlotTask, Spec
-from millstream.engine.state import read_state
+from millstream.engine.state import check_same_step, read_state
 from millstream.engine.strong import host_once
 from millstream.engine.version import Version, fingerprints
 from millstream.errors import UserError
@@ -450,6 +450,8 @@ class Simulated:
         name = state or next(iter(chosen.states), "")
         if name not in chosen.states:
             raise UserError(f"step {step!r} has no state {name!r}; it has {', '.join(chosen.states) or 'none'}")
+        if epoch is not None:
+            check_same_step(chosen, history)
         forms = unpacked(self.driver.modifier.version.forms.get((step, name), b""))
         table = read_state(self.store, chosen, name, history, forms)
         rows = [tuple(row.values()) for row in table.to_pylist()]
