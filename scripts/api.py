@@ -45,7 +45,7 @@ SECTIONS = {
         "control.handle",
         "protocol.steering",
     ],
-    "Modification": ["control.modify", "model.carry"],
+    "Modification": ["control.modify", "model.carry", "protocol.conditions"],
     "Running queries": ["spark.session", "control.running", "control.connect", "control.overview"],
     "Errors": ["errors"],
 }

@@ -30,6 +30,7 @@ from millstream.model.sinks import ForeachBatch, Memory, Parquet
 from millstream.model.state import Value
 from millstream.model.timers import Timer
 from millstream.model.times import EVENT_TIME, WALL_TIME
+from millstream.protocol.conditions import metric
 from millstream.protocol.strategies import AllAtOnce, Batched, Fluid, Matched
 from millstream.spark.session import session
 
@@ -85,6 +86,7 @@ __all__ = [
     "last",
     "max",
     "mean",
+    "metric",
     "min",
     "session",
     "sessions",

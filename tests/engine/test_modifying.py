@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -9,8 +10,11 @@ import pytest
 import millstream as ms
 from millstream.errors import UserError
 from millstream.model.carry import carry, convert, drop, fresh
+from millstream.protocol.conditions import Condition, metric
 from millstream.protocol.manifest import Family
+from millstream.protocol.migration import Start
 from millstream.protocol.modification import undoing
+from millstream.protocol.planner import plan_rescale
 from millstream.testing import Simulated
 
 WORDS = {"words": "word string, n long"}
@@ -222,6 +226,31 @@ def test_a_modification_is_undone() -> None:
     sim.feed(words=[("a", 10)])
     assert [step.name for step in sim.graph.steps] == ["count", "most"]
     assert last(sim) == [("a", 29)]
+
+
+def test_a_change_waits_for_a_condition_on_the_numbers_of_the_query() -> None:
+    sim = started()
+    change = sim.modify()
+    change.replace("count", Sum, state=carry())
+    number = sim.send(change, at=Start(condition=metric("records") >= 8))
+    sim.apply(replace(plan_rescale(sim.layout, 5), start=Start(condition=metric("lag_s") < 1e9)))
+    for words in ([("a", 1)], [("a", 1)] * 4, [("a", 10)]):
+        before = sim.outcome(number)
+        assert before is None or before.state == "prepared"
+        sim.feed(words=words)
+    outcome = sim.outcome(number)
+    assert outcome is not None
+    assert (outcome.state, outcome.began) == ("committed", 3), "after the epoch of 4 words, which two steps read"
+    assert sorted(sim.state("count")) == [("a", 17), ("b", 1)]
+    assert len(set(sim.layout.tables["count"].slots)) == 3, "nothing here has a watermark, so nothing is known of lag"
+    refused = sim.send(sim.modify(), at=Start(condition=Condition("mood", ">", 1)))
+    sim.feed()
+    told = sim.outcome(refused)
+    assert told is not None
+    assert (told.state, told.reason[:23]) == ("refused", "there is no number 'moo")
+    for wrong in (lambda: metric("mood"), lambda: metric("records") > "a", lambda: metric("records") > float("nan")):
+        with pytest.raises(UserError):
+            wrong()
 
 
 def test_every_state_must_have_its_rule() -> None:

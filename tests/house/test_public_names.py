@@ -58,6 +58,7 @@ PUBLIC = [
     "last",
     "max",
     "mean",
+    "metric",
     "min",
     "session",
     "sessions",

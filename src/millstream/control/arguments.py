@@ -44,7 +44,7 @@ class StrategyType(click.ParamType[Any]):
 
 
 class WhenType(click.ParamType[Any]):
-    """An epoch, an ISO time, or `event:` and an ISO time."""
+    """An epoch, an ISO time, `event:` and an ISO time, or `when:` and a condition."""
 
     name = "when"
 
@@ -53,18 +53,29 @@ class WhenType(click.ParamType[Any]):
             return value
         if re.fullmatch(r"[0-9]{1,15}", value):
             return int(value)
+        if value.startswith("when:"):
+            return self._condition(value.removeprefix("when:"), param, ctx)
         event, _, iso = value.rpartition("event:")
         try:
             moment = datetime.fromisoformat(iso)
         except ValueError:
             self.fail(
                 f"{value!r} is neither an epoch (120), nor a time (2026-05-01T12:00:00Z), nor an event time "
-                "(event:2026-05-01T12:00:00Z)",
+                "(event:2026-05-01T12:00:00Z), nor a condition (when:lag_s>30)",
                 param,
                 ctx,
             )
         moment = moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)
         return ("event", moment) if value.startswith("event:") and not event else moment
+
+    def _condition(self, text: str, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        from millstream.protocol.conditions import METRICS, Condition
+
+        told = re.fullmatch(r"\s*([a-z_]+)\s*(>=|<=|>|<)\s*(-?[0-9]+(?:\.[0-9]+)?)\s*", text)
+        if told is None or told[1] not in METRICS:
+            numbers = ", ".join(METRICS)
+            self.fail(f"{text!r}: give a number and a bound, such as lag_s>30; the numbers are {numbers}", param, ctx)
+        return Condition(told[1], told[2], float(told[3]))
 
 
 class NumbersType(click.ParamType[Any]):

@@ -84,7 +84,7 @@ AT = click.option(
     type=WhenType(),
     metavar="WHEN",
     help="Begin at an epoch (120), a time (2026-05-01T12:00:00Z, UTC unless it says otherwise), or an event time "
-    "(event:2026-05-01T12:00:00Z) that the watermarks reach.",
+    "(event:2026-05-01T12:00:00Z) that the watermarks reach, or when a condition holds (when:lag_s>30).",
 )
 
 

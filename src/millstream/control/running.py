@@ -356,8 +356,8 @@ class RunningQuery(Verbs):
                 change.replace("count", Better, state={"total": ms.carry()})
 
         All of it takes effect in one epoch, or none of it does. `wait=False` does not wait for that; `timeout` are the
-        seconds to wait. `at` is as of plans: an epoch, a datetime, or `(EVENT_TIME, datetime)`. Before it takes effect,
-        the new graph runs over a few records of recent input, on no state, unless `rehearse` is false.
+        seconds to wait. `at` is as of plans: an epoch, a datetime, `(EVENT_TIME, datetime)`, or a condition. Before it
+        takes effect, the new graph runs over a few records of recent input, on no state, unless `rehearse` is false.
         """
         version, history = self._driver.modifier.version, self._look()
         start = start_of(at, history)

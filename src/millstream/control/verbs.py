@@ -21,6 +21,7 @@ from millstream.engine.driver import layout_of
 from millstream.errors import UserError
 from millstream.model.times import micros
 from millstream.protocol import planner
+from millstream.protocol.conditions import Condition
 from millstream.protocol.epochs import History
 from millstream.protocol.keyspace import Range
 from millstream.protocol.migration import AT_ONCE, MigrationPlan, Start
@@ -34,8 +35,8 @@ Span = Range | tuple[int, int]
 """A range of the key space: its first and its last point."""
 
 
-When = int | datetime | tuple[Literal["event"], datetime] | None
-"""An epoch, a wall time, an event time, or at once."""
+When = int | datetime | tuple[Literal["event"], datetime] | Condition | None
+"""An epoch, a wall time, an event time, a condition on the query's numbers, or at once."""
 
 
 class Verbs:
@@ -75,8 +76,9 @@ class Verbs:
 
         All plans have these arguments: `steps` are the names of those that move, all by default. `strategy` says which
         bins move together: `AllAtOnce()`, `Fluid()`, `Batched(n)` or `Matched()`, each with a `gap` of epochs between.
-        `at` is for plans that are made ahead of time: an epoch, a datetime for wall time, or `(EVENT_TIME, datetime)`
-        for when the watermarks of the steps have reached it. By then the plan must not be stale.
+        `at` is for plans that are made ahead of time: an epoch, a datetime for wall time, `(EVENT_TIME, datetime)`
+        for when the watermarks of the steps have reached it, or a condition such as `metric("lag_s") > 30`. By then the
+        plan must not be stale.
         """
         history, start = self._begin(strategy, at)
         return planner.plan_rescale(self._layout(history), slots, steps=steps, strategy=strategy, at=start)
@@ -299,6 +301,8 @@ def start_of(at: When, history: History) -> Start:
     match at:
         case None:
             return AT_ONCE
+        case Condition():
+            return Start(condition=at)
         case int() if not isinstance(at, bool):
             if at <= history.epoch:
                 raise UserError(f"at={at}: epoch {at} is past, the last commit is epoch {history.epoch}")
@@ -314,7 +318,10 @@ def start_of(at: When, history: History) -> Start:
             if len(marks) == len(history.watermarks):
                 raise UserError(f"at: the event time {event.isoformat()} is past, by all watermarks")
             return Start(event_time=micros(event, "at"))
-    raise UserError(f"at={at!r}: give an epoch, a datetime for wall time, or (EVENT_TIME, datetime)")
+    raise UserError(
+        f"at={at!r}: give an epoch, a datetime for wall time, (EVENT_TIME, datetime), or a condition, such as "
+        "metric('lag_s') > 30"
+    )
 
 
 def _ranges(given: Span | Sequence[Span] | None) -> list[Range] | None:

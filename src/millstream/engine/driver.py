@@ -50,7 +50,7 @@ from millstream.protocol.modification import routed_on
 from millstream.protocol.planner import Layout
 from millstream.protocol.routing import RoutingTable, Slot
 from millstream.protocol.steering import Facts, Steering, remembered, steer
-from millstream.protocol.time import idle_sources
+from millstream.protocol.time import NO_TIME, idle_sources
 from millstream.store.control_log import ControlLog
 from millstream.store.journal import Journal
 from millstream.store.names import Maker
@@ -314,6 +314,7 @@ class Driver:
             history.version,
             self.modifier.consider(asked, history),
             self.last.duration_ms if self.last is not None and self.last.epoch == history.epoch else 0.0,
+            numbers_of(history, self.last, clock_ms),
         )
         return steer(facts, heard)
 
@@ -359,6 +360,23 @@ class Share:
     slots: tuple[Slot, ...]
     tables: dict[str, RoutingTable]
     workers: dict[str, tuple[int, ...]]
+
+
+def numbers_of(history: History, last: EpochFacts | None, clock_ms: int) -> dict[str, float]:
+    """What is known of the numbers that conditions are made of (`protocol.conditions`)."""
+    found = {
+        "state_bytes": float(sum(segment.bytes for segment in history.manifest.segments())),
+        "late": float(sum(history.late.values())),
+        "dead_letters": float(sum(history.dead_letters.values())),
+    }
+    marks = [mark for mark in history.watermarks.values() if mark != NO_TIME]
+    if marks:
+        found["lag_s"] = clock_ms / 1000 - min(marks) / 10**6
+    if last is not None and last.epoch == history.epoch:
+        found["epoch_ms"] = last.duration_ms
+        found["records"] = float(sum(last.records.values()))
+        found["fetched_bytes"] = float(last.fetched_bytes)
+    return found
 
 
 def live_slots(tables: Mapping[str, RoutingTable]) -> tuple[Slot, ...]:

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from millstream.protocol.conditions import Condition
 from millstream.protocol.keyspace import Range
 from millstream.protocol.routing import RoutingTable, RoutingVersion, Slot
 
@@ -40,18 +41,21 @@ class Move:
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """When the first round is due: at once, or at an epoch, a wall time, or when a watermark reaches an event time."""
+    """When the first round is due: at once, or at an epoch, a wall time, when a watermark reaches an event time, or
+    when a condition on the query's numbers holds."""
 
     epoch: int | None = None
     clock_ms: int | None = None
     event_time: int | None = None
+    condition: Condition | None = None
 
-    def reached(self, epoch: int, clock_ms: int, watermark: int) -> bool:
+    def reached(self, epoch: int, clock_ms: int, watermark: int, numbers: Mapping[str, float]) -> bool:
         """Whether it is time: `watermark` is the least of the steps that the plan touches, in microseconds."""
         return (
             (self.epoch is None or epoch >= self.epoch)
             and (self.clock_ms is None or clock_ms >= self.clock_ms)
             and (self.event_time is None or watermark >= self.event_time)
+            and (self.condition is None or self.condition.holds(numbers))
         )
 
 
@@ -159,6 +163,8 @@ class MigrationPlan:
             due.append(f"at {_moment(self.start.clock_ms * 1000)}")
         if self.start.event_time is not None:
             due.append(f"when watermarks reach {_moment(self.start.event_time)}")
+        if self.start.condition is not None:
+            due.append(f"when {self.start.condition}")
         return "starts " + (" and ".join(due) or "at once")
 
 

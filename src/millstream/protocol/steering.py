@@ -133,6 +133,8 @@ class Facts:
     candidates: Mapping[int, Candidate] = field(default_factory=dict)
     took_ms: float = 0.0
     """How long the last committed epoch took; 0 if that is not known."""
+    numbers: Mapping[str, float] = field(default_factory=dict)
+    """What is known of `conditions.METRICS`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -240,6 +242,8 @@ class _Course:
         if ask.store != self.facts.store:
             reason = f"it was made for another query (store id {ask.store[:40]!r}, this is {self.facts.store})"
             return replace(outcome, state="refused", reason=reason)
+        if ask.start.condition is not None and ask.start.condition.trouble:
+            return replace(outcome, state="refused", reason=ask.start.condition.trouble)
         stale = self._outdated(ask)
         if stale:
             return replace(outcome, state="refused", reason=stale, stale=True)
@@ -293,7 +297,8 @@ class _Course:
             if outcome.state == "running" and number in self.plans
             for step in self.plans[number].versions
         }
-        return ask.start.reached(facts.epoch, facts.clock_ms, watermark) and not moving & set(changed.steps)
+        due = ask.start.reached(facts.epoch, facts.clock_ms, watermark, facts.numbers)
+        return due and not moving & set(changed.steps)
 
     def _judged(self, outcome: Outcome, plan: MigrationPlan, due: bool = False) -> Outcome:
         """The outcome as it was, or refused."""
@@ -341,7 +346,8 @@ class _Course:
         return replace(outcome, state="running", began=self.facts.epoch, generation=self.facts.generation)
 
     def _is_time(self, plan: MigrationPlan) -> bool:
-        return plan.start.reached(self.facts.epoch, self.facts.clock_ms, _watermark(plan, self.facts))
+        facts = self.facts
+        return plan.start.reached(facts.epoch, facts.clock_ms, _watermark(plan, facts), facts.numbers)
 
     def _round(self, outcome: Outcome, plan: MigrationPlan) -> None:
         self.tables.update(plan.after(self.tables, outcome.done))
@@ -371,6 +377,8 @@ def misfit(plan: MigrationPlan, facts: Facts, tables: Mapping[str, RoutingTable]
             return f"it changes the bins of step {step!r}, whose version the plan does not give"
         if not 0 <= bits <= MAX_BIN_BITS:
             return f"it gives step {step!r} 2**{bits} bins: give between 1 and 2**{MAX_BIN_BITS}"
+    if plan.start.condition is not None and plan.start.condition.trouble:
+        return plan.start.condition.trouble
     if plan.start.event_time is not None and facts.epoch > 0 and not set(plan.versions) & set(facts.watermarks):
         return f"it starts at an event time, and no step of {', '.join(sorted(plan.versions))} has event time"
     return ""

@@ -48,7 +48,7 @@ from millstream.model.types import parse_schema
 from millstream.protocol.compaction import Job
 from millstream.protocol.epochs import Epoch, Output, Report
 from millstream.protocol.manifest import Edit
-from millstream.protocol.migration import MigrationPlan
+from millstream.protocol.migration import AT_ONCE, MigrationPlan, Start
 from millstream.protocol.modification import Modification, undoing
 from millstream.protocol.placement import place
 from millstream.protocol.planner import Layout
@@ -406,12 +406,12 @@ class Simulated:
         """A change of the query that runs; see `send`."""
         return Change(self.driver.modifier.version.query)
 
-    def send(self, change: Change, *, rehearse: bool = True) -> int:
+    def send(self, change: Change, *, rehearse: bool = True, at: Start = AT_ONCE) -> int:
         """Sends a change as a command, which the next epochs carry out; its number. Unless told otherwise it is run
         over a sample of recent input first."""
         history = self.driver.journal.history
         code = put_code(self.store, self._workshop.pack(change.rewrite))
-        ask = Modification(self.driver.journal.store_id, history.version, code, "a change", rehearse=rehearse)
+        ask = Modification(self.driver.journal.store_id, history.version, code, "a change", at, rehearse=rehearse)
         return ControlLog(self.store, self._options.token).send("modify", ask, history.control)
 
     def revert(self, number: int) -> int:
