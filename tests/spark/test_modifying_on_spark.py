@@ -131,6 +131,9 @@ def test_steps_are_replaced_inserted_and_taken_out_while_the_query_runs(case: Ca
     assert list(case.running._driver.graph.describe()["maps"]) == ["large"]
     case.add(("b", 20))
     assert case.sums() == {"a": 1.5, "b": 22.0, "c": 2.0}
+    for _ in range(4):
+        case.add(("c", 20))
+    assert case.running.status().upkeep_trouble is None, "what merges old values converts them"
 
 
 def test_what_fails_or_hangs_in_its_first_epoch_is_rolled_back(spark: SparkSession, tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ Rules
 
 from __future__ import annotations
 
+import builtins  # a job has bytes of its own
 from bisect import insort
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -46,7 +47,7 @@ class Job:
     pieces: tuple[Piece, ...]
     bottom: bool
     now: int | None = None
-    forms: bytes = b""
+    forms: builtins.bytes = b""
 
     @property
     def bytes(self) -> int:

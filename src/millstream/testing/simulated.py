@@ -22,6 +22,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+import msgspec
 import pyarrow as pa
 
 from millstream.engine.delivery import read_productions
@@ -197,7 +198,8 @@ class InProcess:
         return self.placed
 
     def compact(self, spec: Spec, jobs: Sequence[tuple[Job, Maker, int]]) -> list[Edit]:
-        return [merge(self._store_at(slot), CACHE.apart(), job, maker, slot) for job, maker, slot in jobs]
+        sent = [msgspec.msgpack.decode(msgspec.msgpack.encode(job), type=tuple[Job, Maker, int]) for job in jobs]
+        return [merge(self._store_at(slot), CACHE.apart(), job, maker, slot) for job, maker, slot in sent]
 
     def _store_at(self, slot: int) -> ObjectStore:
         """The store as the worker of a slot sees it: under another name, so that it keeps what it reads to itself."""
