@@ -140,10 +140,10 @@ def test_what_fails_or_hangs_in_its_first_epoch_is_rolled_back(spark: SparkSessi
     query = ms.Query("rolled-back")
     records = query.source("r", lambda read: read.format("rate-micro-batch").option("rowsPerBatch", 20).load())
     records.key_by("value").compute("counts", Count)
-    running = query.start(spark, str(tmp_path / "store"), modify_timeout=12)
+    running = query.start(spark, str(tmp_path / "store"), modify_timeout=20)
     try:
         running.wait_epoch(1, timeout=120)
-        for computation, told in ((Failing, "ValueError: no threes"), (Stuck, "not over within 12 s")):
+        for computation, told in ((Failing, "ValueError: no threes"), (Stuck, "not over within 20 s")):
             rolled_back = pytest.raises(ms.UserError, match=f"(?s)was rolled back: .*{told}")
             with rolled_back, running.modify(rehearse=False, timeout=120) as change:
                 change.replace("counts", computation, state=ms.carry())
