@@ -48,22 +48,11 @@ class Preview:
         return "\n".join([*lines, "", "Before:", _indented(self.before), "After:", _indented(self.after)])
 
 
-class Modify(Change):
-    """A change of a running query, made by `RunningQuery.modify`. It takes effect when its block ends.
+class Block:
+    """A `with` block that sends what was asked for in it when it ends, unless something was raised."""
 
-    The methods are those of a change: `insert`, `replace`, `remove`, `rename`, and `stream` for anything else.
-    """
-
-    def __init__(
-        self,
-        query: Query,
-        build: Callable[[Query], Version],
-        send: Callable[[Rewrite, str], Handle],
-        wait: bool,
-        timeout: float | None,
-    ) -> None:
-        super().__init__(query)
-        self._build, self._send, self._wait, self._timeout = build, send, wait, timeout
+    def __init__(self, wait: bool, timeout: float | None) -> None:
+        self._wait, self._timeout = wait, timeout
         self._handle: Handle | None = None
 
     @property
@@ -81,13 +70,38 @@ class Modify(Change):
     ) -> None:
         if kind is not None:
             return
+        self._handle = self._sent_off()
+        if self._wait:
+            self._handle.wait(self._timeout)
+
+    def _sent_off(self) -> Handle:
+        raise NotImplementedError
+
+
+class Modify(Block, Change):
+    """A change of a running query, made by `RunningQuery.modify`. It takes effect when its block ends.
+
+    The methods are those of a change: `insert`, `replace`, `remove`, `rename`, and `stream` for anything else.
+    """
+
+    def __init__(
+        self,
+        version: Version,
+        build: Callable[[Query], Version],
+        send: Callable[[Rewrite, str], Handle],
+        wait: bool,
+        timeout: float | None,
+    ) -> None:
+        Change.__init__(self, version.query)
+        Block.__init__(self, wait, timeout)
+        self._graph, self._build, self._send = version.graph, build, send
+
+    def _sent_off(self) -> Handle:
         rewrite = self.rewrite
         if rewrite.empty:
             raise UserError("the change changes nothing: insert, replace, remove or rename something")
         self._checked(rewrite)
-        self._handle = self._send(rewrite, "; ".join(summary(self._before, rewrite)))
-        if self._wait:
-            self._handle.wait(self._timeout)
+        return self._send(rewrite, "; ".join(summary(self._before, rewrite)))
 
     def preview(self) -> Preview:
         """What the change would do, and whether it would be refused. Nothing is sent."""
@@ -102,11 +116,11 @@ class Modify(Change):
     def _checked(self, rewrite: Rewrite) -> tuple[Query, list[str]]:
         """The query as it would be, and what becomes of its state; raises what is wrong."""
         after = rewritten(self._before, rewrite)
-        moved = transfers(self._build(self._before).graph, self._build(after).graph, rewrite)
+        moved = transfers(self._graph, self._build(after).graph, rewrite)
         return after, moved.lines()
 
 
-class Asking:
+class Asking(Block):
     """A change of a query that runs elsewhere, made by `Control.modify`. It takes effect when its block ends.
 
     Only its driver has the query, so the calls travel there, and what is wrong with them is raised when it has looked.
@@ -118,17 +132,10 @@ class Asking:
         wait: bool = True,
         timeout: float | None = None,
     ) -> None:
-        self._ask, self._wait, self._timeout = send, wait, timeout
+        super().__init__(wait, timeout)
+        self._ask = send
         self._bundles: dict[str, Bundle] = {}
         self._calls: list[tuple[str, dict[str, Any]]] = []
-        self._handle: Handle | None = None
-
-    @property
-    def handle(self) -> Handle:
-        """What becomes of the change; there once the block has ended."""
-        if self._handle is None:
-            raise UserError("the change has not been sent: it is when its block ends")
-        return self._handle
 
     def insert(self, name: str, computation: Any = None, **arguments: Any) -> None:
         """As `Modify.insert`."""
@@ -157,17 +164,8 @@ class Asking:
         inspect.signature(getattr(Change, verb)).bind(None, **arguments)
         self._calls.append((verb, arguments))
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if kind is not None:
-            return
-        self._handle = self.send()
-        if self._wait:
-            self._handle.wait(self._timeout)
+    def _sent_off(self) -> Handle:
+        return self.send()
 
     def __str__(self) -> str:
         """What is asked for, in words."""

@@ -367,7 +367,7 @@ class RunningQuery(Verbs):
             ask = Modification(self._store_id(), history.version, code, text, start, rehearse=rehearse)
             return self._handle(self._sent("modify", ask))
 
-        return Modify(version.query, self._workshop.build, send, wait, timeout)
+        return Modify(version, self._workshop.build, send, wait, timeout)
 
     # -- inside
 

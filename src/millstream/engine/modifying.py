@@ -86,12 +86,9 @@ class Modifier:
                     f"modification {applied.number} of the query {self.version.graph.name!r}, applied again, gives "
                     "another graph than it did; start the query as it was when it was modified, or as it is now"
                 )
-
         if history.modified and history.modified[-1].forms:
             forms, bundles = self._stored_forms(history.modified[-1].forms)
-            ensure(
-                self._store, bundles
-            )  # what converts values may be from there, also if the query that was given is not
+            ensure(self._store, bundles)  # what converts values may be from there, even if the query's own code is not
             version = self.version
             bundles = tuple(dict.fromkeys((*version.bundles, *bundles)))
             self.version = self.workshop.build(version.query, forms, bundles, version.handed)

@@ -11,7 +11,6 @@ Rules
 
 from __future__ import annotations
 
-import hashlib
 import pickle
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -84,10 +83,6 @@ def unpack(data: bytes) -> Spec:
 def _function(code: bytes) -> Callable[[pa.RecordBatch], Any] | Transform:
     fn: Callable[[pa.RecordBatch], Any] | Transform = pickle.loads(code)
     return fn
-
-
-def code_hash(code: bytes) -> str:
-    return hashlib.sha256(code).hexdigest()[:16]
 
 
 @dataclass(frozen=True, slots=True)
