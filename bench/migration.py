@@ -175,7 +175,7 @@ def load(paths: Sequence[Path]) -> tuple[dict[str, Any], list[Run]]:
     return facts, [run for file in files for run in file["runs"]]
 
 
-def _names(context: click.Context, option: click.Parameter, given: str, known: Sequence[str]) -> tuple[str, ...]:
+def names_of(context: click.Context, option: click.Parameter, given: str, known: Sequence[str]) -> tuple[str, ...]:
     asked = tuple(name.strip() for name in given.split(",") if name.strip())
     unknown = [name for name in asked if name not in known]
     if unknown or not asked:
@@ -198,14 +198,14 @@ def _steps(context: click.Context, option: click.Parameter, given: str) -> tuple
     "--only",
     default="half,rescale,drain,spark,planning,routing",
     show_default=True,
-    callback=lambda c, o, v: _names(c, o, v, PARTS),
+    callback=lambda c, o, v: names_of(c, o, v, PARTS),
     help="The parts to run, with commas.",
 )
 @click.option(
     "--strategies",
     default=",".join(STRATEGIES),
     show_default=True,
-    callback=lambda c, o, v: _names(c, o, v, tuple(STRATEGIES)),
+    callback=lambda c, o, v: names_of(c, o, v, tuple(STRATEGIES)),
     help="The strategies to compare.",
 )
 @click.option(
@@ -213,7 +213,7 @@ def _steps(context: click.Context, option: click.Parameter, given: str) -> tuple
     "sweeps",
     default="both",
     show_default=True,
-    callback=lambda c, o, v: _names(c, o, v, SWEEPS),
+    callback=lambda c, o, v: names_of(c, o, v, SWEEPS),
     help="What the part `sweep` varies: state, bins, both.",
 )
 @click.option(

@@ -205,7 +205,9 @@ def _against_spark(live: Leg, restart: Leg) -> Any:
     figure, axes = plt.subplots(figsize=(9, 4.4), layout="constrained")
     for leg in (restart, live):
         shown = [moment for moment in _moments(leg) if moment.at_s - leg.began_s >= -_BEFORE_S]
-        name = NAMES[SPARK] if leg is restart else "Millstream: live rescale, batched"
+        share = restart.trial["state_bytes"] / live.trial["state_bytes"]
+        fewer = f", with {share:.0%} of the keys" if share < 0.99 else ""
+        name = f"{NAMES[SPARK]}{fewer}" if leg is restart else "Millstream: live rescale, batched"
         label = f"{name}: longest stall {leg.stall_s:.1f} s"
         at = [moment.at_s - leg.began_s for moment in shown]
         axes.plot(at, [moment.most * 1000 for moment in shown], color=_COLOURS[leg.strategy], lw=1.6, label=label)

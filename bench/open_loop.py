@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Iterable
 from typing import Any
 
 from pyspark.sql import DataFrame, SparkSession
@@ -49,6 +50,8 @@ class Feed:
         self.start = 0.0
         self.ticks = 0
         """How many have been handed over."""
+        self.reached: dict[int, int] = {}
+        """For each of Spark's offsets, how many ticks there are up to it."""
         self._ended = threading.Event()
         self._thread: threading.Thread | None = None
         self._trouble: BaseException | None = None
@@ -63,8 +66,14 @@ class Feed:
         drawn = sql.pmod(sql.xxhash64("n", sql.lit(self._seed)), sql.lit(max(1, keys)))
         return numbered.select(sql.when(sql.col("tick"), drawn).otherwise(sql.col("n")).cast("long").alias("k"))
 
-    def fill(self, chunks: range) -> None:
-        """Hands over chunks of new keys, all at once."""
+    def numbers(self) -> DataFrame:
+        """The column `n`: the number of each record, ticks only."""
+        handed = DataFrame(self._stream.toDF(), self._spark).select(sql.col("value").cast("long"))
+        first, count = sql.col("value") * self.per_tick, sql.lit(self.per_tick)
+        return handed.select(sql.explode(sql.sequence(first, first + count - 1)).alias("n"))
+
+    def fill(self, chunks: Iterable[int]) -> None:
+        """Hands over chunks, of new keys or of known ones, all at once."""
         self._hand_over([-number - 1 for number in chunks])
 
     def begin(self) -> None:
@@ -91,6 +100,7 @@ class Feed:
             while not self._ended.is_set():
                 due = int(self.now() / TICK_S)
                 if due > self.ticks:
+                    self.reached[self.offset + 1] = due
                     self._hand_over(list(range(self.ticks, due)))
                     self.ticks = due
                 self._ended.wait(max(0.001, (self.ticks + 1) * TICK_S - self.now()))

@@ -46,36 +46,36 @@ def run_spark(trial: Trial, folder: Path) -> Found:
         query = _start(frame, folder)
         for first in range(0, chunks, _PER_EPOCH):
             feed.fill(range(first, first + _PER_EPOCH))
-            _until(query, partial(_has_read, query, first + _PER_EPOCH))
+            until(query, partial(_has_read, query, first + _PER_EPOCH))
             progress(first // _PER_EPOCH + 1, chunks // _PER_EPOCH + 4)
         filled = {"keys": chunks * CHUNK, "seconds": time.monotonic() - started}
-        skipped = len(_reports(query))
+        skipped = len(reports(query))
         clock = time.time() - time.monotonic()  # reports have wall time
         feed.begin()
         with Sampler(feed.start) as sampler:
-            _flow(query, trial.warm_s)
-            _until(
+            flow(query, trial.warm_s)
+            until(
                 query,
-                lambda: settled(_numbered(_reports(query)[skipped:], clock + feed.start, feed.per_tick), feed.rate),
+                lambda: settled(commits_of(reports(query)[skipped:], clock + feed.start, feed.per_tick), feed.rate),
             )
             steady = feed.now()
-            _flow(query, trial.hold_s)
+            flow(query, trial.hold_s)
             stopping = feed.now()
             query.stop()
-            before = _reports(query)[skipped:]
+            before = reports(query)[skipped:]
             stopped = feed.now()
             _repartition(spark, folder, many)
             repartitioned = feed.now()
             query = _start(frame, folder)
-            _until(query, lambda: len(_reports(query)) > 0)
+            until(query, lambda: len(reports(query)) > 0)
             again = feed.now()
             waiting = feed.ticks - sum(_input(report) for report in before)
-            _until(query, partial(_has_read, query, waiting))  # what has piled up meanwhile
+            until(query, partial(_has_read, query, waiting))  # what has piled up meanwhile
             caught_up = feed.now()
-            _flow(query, min(trial.hold_s, 10.0))
+            flow(query, min(trial.hold_s, 10.0))
             done = feed.now()
         feed.end()
-        after = _reports(query)
+        after = reports(query)
         partitions = int(after[-1]["stateOperators"][0]["numShufflePartitions"])
         query.stop()
     if partitions != many:
@@ -89,7 +89,7 @@ def run_spark(trial: Trial, folder: Path) -> Found:
                 "repartitioned": repartitioned, "restarted": again, "migrated": caught_up, "end": done,
             },
             "plan": {"text": f"{few} to {many} state partitions", "bytes": 0, "bins": 0, "rounds": 1, "epochs": 1},
-            "epochs": _numbered([*before, *after], clock + feed.start, feed.per_tick),
+            "epochs": commits_of([*before, *after], clock + feed.start, feed.per_tick),
             "memory": sampler.samples,
             "state_bytes": trial.state_bytes,
         }],
@@ -107,7 +107,8 @@ def _repartition(spark: SparkSession, folder: Path, partitions: int) -> None:
     manager.repartition(str(folder / "checkpoint"), partitions, enforce_exactly_once_sink=False)
 
 
-def _reports(query: StreamingQuery) -> list[Any]:
+def reports(query: StreamingQuery) -> list[Any]:
+    """What Spark says of the epochs with records."""
     return [report for report in query.recentProgress if report["numInputRows"]]
 
 
@@ -117,13 +118,13 @@ def _input(report: Any) -> int:
 
 
 def _has_read(query: StreamingQuery, numbers: int) -> bool:
-    return sum(_input(report) for report in _reports(query)) >= numbers
+    return sum(_input(report) for report in reports(query)) >= numbers
 
 
-def _numbered(reports: list[Any], start: float, per_tick: int) -> list[list[Any]]:
+def commits_of(told: list[Any], start: float, per_tick: int) -> list[list[Any]]:
     """As those of `bench.trials`; `start` is the wall time of the clock's start."""
     rows, first = [], 0
-    for report in reports:
+    for report in told:
         began = datetime.fromisoformat(report["timestamp"].replace("Z", "+00:00")).timestamp() - start
         took = report["durationMs"]["triggerExecution"]
         end = first + _input(report) * per_tick
@@ -132,12 +133,14 @@ def _numbered(reports: list[Any], start: float, per_tick: int) -> list[list[Any]
     return rows
 
 
-def _flow(query: StreamingQuery, seconds: float) -> None:
-    until = time.monotonic() + seconds
-    _until(query, lambda: time.monotonic() >= until)
+def flow(query: StreamingQuery, seconds: float) -> None:
+    """Lets records flow for a time."""
+    end = time.monotonic() + seconds
+    until(query, lambda: time.monotonic() >= end)
 
 
-def _until(query: StreamingQuery, over: Callable[[], bool]) -> None:
+def until(query: StreamingQuery, over: Callable[[], bool]) -> None:
+    """Waits for something, as long as the query runs."""
     deadline = time.monotonic() + _WAIT_S
     while not over():
         if not query.isActive:

@@ -185,7 +185,7 @@ class Rig:
                     raise RuntimeError(f"{chunks * CHUNK} keys take {size} bytes only, of {trial.state_bytes}")
                 feed.fill(range(chunks, chunks + PER_EPOCH))
                 chunks += PER_EPOCH
-                self._until(running, partial(_has_counted, running, seen, chunks * CHUNK - already))
+                self._until(running, partial(has_counted, running, seen, chunks * CHUNK - already))
                 size = running.status().state_bytes
             running.stop()
         full = [facts for facts in seen.values() if facts.records.get("count", 0) == PER_EPOCH * CHUNK]
@@ -242,7 +242,7 @@ class Rig:
                 applied = feed.now()
                 handle = running.apply(plan)
                 self._until(running, lambda: _gather(running, seen) and handle.progress().state not in _UNDER_WAY)
-                outcome = handle.wait(1.0)
+                outcome = handle.outcome
                 ended = commits[outcome.last] - feed.start
                 self._flow(running, seen, max(2.0, ended - applied))
                 done = feed.now()
@@ -338,7 +338,7 @@ def _since(seen: dict[int, Any], first: int) -> list[Any]:
     return [seen[number] for number in sorted(seen) if number >= first]
 
 
-def _has_counted(running: Any, seen: dict[int, Any], records: int) -> bool:
+def has_counted(running: Any, seen: dict[int, Any], records: int) -> bool:
     return _gather(running, seen) and _counted(seen, 0) >= records
 
 

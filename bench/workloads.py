@@ -165,3 +165,45 @@ def drop(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     for _ in batches:
         pass
     yield from ()
+
+
+INSTANCES = 80
+"""Of the stateful map: as many as in the paper."""
+
+
+class StatefulMap(ms.Computation):
+    """The SMQ of the BTW'19 paper: counts what its instance has received so far, and appends that number."""
+
+    received = ms.Value("long", default=0)
+    output = "n long, created timestamp, received long"
+
+    def on_record(self, row: Any, at: ms.At) -> Iterable[Any]:
+        received = self.received.get() + 1
+        self.received.set(received)
+        yield row.n, row.created, received
+
+
+def every_fifth(batch: pa.RecordBatch) -> Any:
+    """Lets every fifth record pass."""
+    return batch["n"].to_numpy() % 5 == 0
+
+
+def every_second(batch: pa.RecordBatch) -> Any:
+    """Lets every second record pass."""
+    return batch["n"].to_numpy() % 2 == 1
+
+
+def fifth_auctions(batch: pa.RecordBatch) -> Any:
+    """Lets every fifth auction pass."""
+    return batch["id"].to_numpy() % 5 == 0
+
+
+def second_auctions(batch: pa.RecordBatch) -> Any:
+    """Lets every second auction pass."""
+    return batch["id"].to_numpy() % 2 == 1
+
+
+class CountInDoubles(CountBatch):
+    """The count per key, in another type."""
+
+    total = ms.Value("double", default=0.0)

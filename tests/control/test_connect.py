@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import threading
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -476,3 +477,43 @@ def mutilate(rng: random.Random, thing: Any) -> None:
         rng.shuffle(thing[place])
     else:
         thing[place] = rng.choice([None, -1, 0, 1, 2, 2**40, 2**64 - 1, 10**30, "", "count", [], {}, [[]], 0.5, True])
+
+
+def test_threads_may_share_one_control(sim: Simulated) -> None:
+    """Each sends its own commands, and each command is answered once."""
+    control = Control(sim.store)
+    answered: list[int] = []
+
+    def ask() -> None:
+        for _ in range(3):
+            handle = control.cancel(999)
+            with pytest.raises(ms.UserError, match="not under way"):
+                handle.wait(timeout=60)
+            answered.append(handle.number)
+
+    threads = [threading.Thread(target=ask) for _ in range(4)]
+    with running(sim):
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(60)
+    assert sorted(answered) == list(range(12))
+    assert [command.number for command in control.commands()] == list(range(12))
+
+
+def test_a_plan_that_can_no_longer_be_read_after_a_restart_ends_and_the_query_goes_on() -> None:
+    store = open_store("memory://")
+    sim = simulated(store)
+    sim.feed(words=WORDS)
+    control = Control(store)
+    handle = control.apply(control.plan_rescale(4, strategy=ms.Fluid()))
+    sim.feed(words=WORDS)
+    assert handle.progress().state == "running"
+    store.delete([names.command(handle.number)])
+    sim.restart()
+    sim.feed(words=WORDS)
+    outcome = handle.outcome
+    assert outcome is not None
+    assert (outcome.state, outcome.done) == ("cancelled", 1)
+    assert "can no longer be read" in outcome.reason
+    assert dict(sim.state("count"))["the"] == 12

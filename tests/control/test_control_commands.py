@@ -8,6 +8,8 @@ import os
 import signal
 import subprocess
 import sys
+import threading
+import time
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -22,6 +24,7 @@ from millstream.control.cli import main
 from millstream.control.connect import Control
 from millstream.control.control_commands import COMMANDS
 from millstream.protocol.routing import RoutingTable
+from millstream.protocol.steering import STATES, Outcome
 from millstream.store import names
 from millstream.store.objects import open_store
 from millstream.testing import Simulated
@@ -373,3 +376,33 @@ def test_a_watermark_is_shown_with_how_far_it_is_behind() -> None:
     sim.feed(words=[("a", start + timedelta(seconds=60))])
     text = "\n".join(watch.lines(Control(sim.store).status()))
     assert "watermark  words: 2026-01-01 00:00:50, 40.0 s behind" in text
+
+
+def test_a_migration_that_somebody_else_cancels_is_no_success(sim: Simulated) -> None:
+    """Whoever goes on only if the drain was done must not go on."""
+    results: list[Result] = []
+
+    def ask() -> None:
+        results.append(CliRunner().invoke(main, ["rescale", sim.store.uri, "4", "--strategy", "fluid", "--gap", "50",
+                                                 "--timeout", "60"]))  # fmt: skip
+
+    thread = threading.Thread(target=ask)
+    with running(sim):
+        thread.start()
+        while not any(outcome.state == "running" for outcome in sim.driver.journal.history.outcomes.values()):
+            time.sleep(0.01)
+        dry = run("cancel", sim, "0", "--dry-run")
+        Control(sim.store).cancel(0)
+        thread.join(60)
+    assert "Would end: Command 0 (rescale): running" in dry.stdout
+    assert results[0].exit_code == 1, results[0].output
+    assert "cancelled" in results[0].output
+    assert "is not under way: it is cancelled" in run("cancel", sim, "0", "--dry-run", code=1).stderr
+
+
+@pytest.mark.parametrize("state", STATES)
+def test_the_picture_shows_commands_in_every_state(sim: Simulated, state: str) -> None:
+    overview, outcome = Control(sim.store).status(), Outcome(3, "modify", state, reason="because")
+    console = Console(file=io.StringIO(), width=100)
+    console.print(watch.picture(overview, [outcome], 100))
+    assert ("because" in console.file.getvalue()) == outcome.over  # type: ignore[attr-defined]

@@ -567,3 +567,37 @@ def test_in_a_terminal_the_history_is_a_table(
     if width == 200:
         assert "modify: replace count" in text
         assert "0 rolled back: step 'count' failed in epoch " in text
+
+
+def test_a_shadow_is_built_and_cut_over_and_a_sink_is_added(sim: Simulated, rules: str, tmp_path: Path) -> None:
+    result = carried_out("modify", sim, "--shadow", f"count={rules}:Tens", "--parquet", f"more={tmp_path / 'out'}",
+                         "--after", "count")  # fmt: skip
+    assert "committed in epoch" in result.output
+    assert [step.name for step in sim.graph.steps] == ["count", "count_shadow"]
+    assert [sink.name for sink in sim.graph.sinks] == ["out", "more"]
+    before = sim.driver.journal.history.epoch
+    carried_out("modify", sim, "--cut-over", "count")
+    assert [step.name for step in sim.graph.steps] == ["count"]
+    assert dict(sim.state("count"))["the"] % 40 == 0, "what the shadow has gathered since its first epoch"
+    assert dict(sim.state("count"))["the"] >= 40
+    assert sim.driver.journal.history.epoch > before
+    texts = [past.text for past in Control(sim.store).history()]
+    assert texts == ["shadow count; insert sink more", "cut over count"]
+
+
+@pytest.mark.parametrize(
+    ("args", "reason"),
+    [
+        (("--parquet", "more=/tmp/x"), "say which stream it is for"),
+        (("--cut-over", "count"), "no step 'count_shadow'"),
+        (("--shadow", "nothing=RULES:Tens"), "no step of that name"),
+        (("--shadow", "count=RULES:Tens", "--key", "nothing"), "nothing"),
+    ],
+)
+def test_bad_shadows_and_sinks_are_refused(sim: Simulated, rules: str, args: tuple[str, ...], reason: str) -> None:
+    given = [each.replace("RULES", rules) for each in args]
+    with running(sim):
+        result = CliRunner().invoke(main, ["modify", sim.store.uri, *given, "--timeout", "60"])
+    assert result.exit_code in (1, 2), result.output
+    assert reason in result.output
+    assert sim.driver.journal.history.version == 0

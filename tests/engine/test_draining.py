@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import millstream as ms
 from jobs import EVENTS, two_steps
+from millstream.control.asked import sentence
 from millstream.protocol.planner import plan_drain, plan_rescale
+from millstream.protocol.steering import leaving
 from millstream.testing import Simulated
 
 
@@ -65,3 +67,70 @@ def test_a_worker_that_is_gone_is_not_drained() -> None:
     outcome = sim.outcome(number)
     assert outcome is not None
     assert (outcome.state, outcome.reason) == ("refused", "worker '1' is gone; there are 0, 2")
+
+
+def test_it_is_told_when_a_drained_worker_is_empty() -> None:
+    sim = a_query()
+    number = sim.apply(plan_drain(sim.layout, "1", strategy=ms.AllAtOnce()))
+    sim.feed(events=[("a", 1)])
+    done = sim.outcome(number)
+    assert done is not None
+    assert (done.state, done.empty_ms) == ("done", 0), "that epoch may still have run something there"
+    sim.feed(events=[("a", 1)])
+    empty = sim.outcome(number)
+    assert empty is not None
+    assert empty.empty_ms > 0
+    assert "worker 1 is empty" in sentence(empty)
+    sim.feed(events=[("a", 1)])
+    assert sim.outcome(number) == empty, "once"
+
+
+def test_a_worker_that_is_not_empty_by_the_next_epoch_is_empty_later() -> None:
+    sim = a_query()
+    busy = {"1"}
+    sim.driver.executor.retire = lambda workers: dict.fromkeys(set(workers) - busy, "")  # type: ignore[method-assign]
+    number = sim.apply(plan_drain(sim.layout, "1", strategy=ms.AllAtOnce()))
+    for _ in range(3):
+        sim.feed(events=[("a", 1)])
+    known = sim.outcome(number)
+    assert known is not None
+    assert (known.state, known.empty_ms) == ("done", 0)
+    assert leaving(known, sim.driver.journal.history.generation)
+    busy.clear()
+    sim.feed(events=[("a", 1)])
+    known = sim.outcome(number)
+    assert known is not None
+    assert known.empty_ms > 0
+
+
+def test_a_worker_that_cannot_be_taken_out_of_service_is_not_waited_for() -> None:
+    sim = a_query()
+    sim.driver.executor.retire = lambda workers: dict.fromkeys(workers, "no way")  # type: ignore[method-assign]
+    number = sim.apply(plan_drain(sim.layout, "1", strategy=ms.AllAtOnce()))
+    sim.feed(events=[("a", 1)])
+    sim.feed(events=[("a", 1)])
+    known = sim.outcome(number)
+    assert known is not None
+    assert (known.state, known.reason, known.empty_ms) == ("done", "no way", 0)
+    assert not leaving(known, sim.driver.journal.history.generation)
+
+
+def test_only_a_drain_of_all_steps_lets_the_worker_leave() -> None:
+    sim = a_query()
+    some = plan_drain(sim.layout, "1", steps=sim.graph.steps[0].name)
+    assert some.drains == ""
+    assert plan_drain(sim.layout, "1").drains == "1"
+
+
+def test_a_drain_is_refused_if_another_slot_has_come_to_the_worker() -> None:
+    sim = a_query()
+    plan = plan_drain(sim.layout, "1", strategy=ms.AllAtOnce())
+    sim.workers = ("1",)
+    sim.feed(events=[("a", 1)])
+    assert len(workers(sim)["1"]) == 4
+    number = sim.apply(plan)
+    sim.feed(events=[("a", 1)])
+    known = sim.outcome(number)
+    assert known is not None
+    assert (known.state, known.stale) == ("refused", True)
+    assert "by now, which the plan does not empty" in known.reason

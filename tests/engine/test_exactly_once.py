@@ -309,7 +309,7 @@ def test_a_foreign_or_rolled_back_checkpoint_is_refused(rng: random.Random) -> N
     with pytest.raises(UserError, match="committed for other source offsets"):
         sim.feed(epoch=2, events=[("other", 1)])
     with pytest.raises(UserError, match="belongs to the Spark query simulated"):
-        sim.driver.run_epoch(3, "another", "x", {})  # type: ignore[arg-type]
+        sim.driver.run_epoch(3, "another", "x", lambda names: {})  # type: ignore[arg-type]
 
 
 def test_a_changed_graph_is_refused_with_what_changed(rng: random.Random) -> None:

@@ -3,6 +3,7 @@ old graph or wholly the new one, in every epoch, and the command is answered onc
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from typing import Any
 
@@ -292,3 +293,33 @@ def answered_state(sim: Simulated, number: int) -> tuple[str, bool]:
     outcome = sim.outcome(number)
     assert outcome is not None
     return outcome.state, outcome.stale
+
+
+@pytest.mark.parametrize("background", [False, True])
+def test_a_change_that_ends_every_driver_is_given_up(background: bool) -> None:
+    """Its first epoch is planned by one driver after the other, and none comes back from it."""
+    deaths = 0
+
+    def dies(moment: str, epoch: int) -> None:
+        nonlocal deaths
+        plan = sim.driver.journal.history.plan
+        if moment == "planned" and plan is not None and plan.changed is not None:
+            deaths += 1
+            raise Crash(moment)
+
+    sim = Simulated(counting(), WORDS, observe=dies, background=background)
+    sim.feed(words=FED[0])
+    number = sim.send(changed(sim))
+    fed = 1
+    while (outcome := sim.outcome(number)) is None or not outcome.over:
+        assert fed < 200, outcome
+        try:
+            sim.feed(words=FED[1])
+            fed += 1
+        except Crash:
+            sim.restart()
+        time.sleep(0.01 if background else 0)
+    assert (deaths, outcome.state) == (3, "rolled back")
+    assert "each time the driver was lost" in outcome.reason
+    assert dict(sim.state("count"))["b"] == fed
+    sim.driver.close()

@@ -425,7 +425,7 @@ def test_a_plan_says_what_it_does() -> None:
         "  slot 1 -> slot 3: 1,024 bins, 1 MB",
         "  in all: 2,048 bins, 2 MB, in 8 rounds over 15 epochs",
         "  at most: 256 bins, 250 kB in a round; 128 bins, 125 kB to one slot in a round",
-        "  expected stall: up to 0.125 s in an epoch, at 1 MB/s for each slot",
+        "  expected stall: up to 0.125 s in an epoch, at 1 MB/s for each worker",
         "  starts at epoch 7 and at 2023-11-14 22:13:20.123 UTC",
     ]
     assert (plan.bins, plan.bytes, plan.epochs, plan.stall_bytes) == (2048, 2_000_000, 15, 125_000)

@@ -194,3 +194,12 @@ def test_a_start_that_has_passed_is_refused_and_another_plan_can_help(start: Sta
     outcome = refusal(replace(GOOD, start=start))
     assert reason in outcome.reason
     assert outcome.stale
+
+
+def test_a_command_that_is_under_way_and_cannot_be_read_just_now_stands_in_the_way() -> None:
+    """It may be moving anything: what another plan would take from where it is may be on its way elsewhere."""
+    running = Outcome(0, "move", "running", rounds=3, done=1, began=8, last=9, generation=1)
+    at = facts(control=1, outcomes={0: running}, plans={}, unread={0})
+    outcome = refusal(GOOD, at)
+    assert outcome.stale
+    assert "command 0 (move) is under way, and cannot be read just now" in outcome.reason

@@ -5,14 +5,17 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterator
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 from feeds import Feed
 from pyspark.sql import SparkSession
 
 import millstream as ms
+from millstream.control.cli import main
 
 pytestmark = pytest.mark.spark
 
@@ -183,3 +186,41 @@ def test_what_can_be_seen_to_be_wrong_changes_nothing(case: Case) -> None:
     case.add(("a", 1))
     assert case.sums() == {"a": 2, "b": 2}
     assert case.running._driver.journal.history.version == 0
+
+
+RULES = """
+import millstream as ms
+
+
+class Cents(ms.Computation):
+    total = ms.Value("decimal(20,2)")
+    output = "user string, total decimal(20,2)"
+
+    def on_record(self, row, at):
+        self.total.set((self.total.get() or 0) + row.amount)
+        yield at.key, self.total.get()
+
+
+def exactly(total):
+    from decimal import Decimal
+
+    return Decimal(total) + Decimal("0.25")
+"""
+
+
+def test_code_and_converters_come_from_files_on_the_command_line(case: Case, tmp_path: Path) -> None:
+    rules = tmp_path / "rules.py"
+    rules.write_text(RULES)
+    store, out = str(case.folder / "store"), str(tmp_path / "parquet")
+    arguments = ["--replace", f"sums={rules}:Cents", "--convert", f"total={rules}:exactly", "--remove", "out"]
+    result = CliRunner().invoke(main, ["modify", store, *arguments, "--parquet", f"told={out}", "--after", "sums"])
+    assert result.exit_code == 0, result.output
+    case.add(("a", 1))
+    assert case.sums() == {"a": Decimal("2.25"), "b": Decimal("2.25")}, (
+        "one was converted to be added to, one to be read"
+    )
+    assert [tuple(row) for row in case.spark.read.parquet(out).collect()] == [("a", Decimal("2.25"))]
+    case.running.stop()
+    case.running = case.start()  # as it was at first: what converts the value of b is in the store
+    case.add(("b", 1))
+    assert case.sums() == {"a": Decimal("2.25"), "b": Decimal("3.25")}

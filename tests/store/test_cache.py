@@ -648,3 +648,16 @@ def test_clipping_a_piece_to_its_views_loses_no_range(seed: int) -> None:
         rows = [point for point in hashes.tolist() if point in span]
         assert span in found or not rows
     assert clip(tuple(found), ranges) == tuple(found)
+
+
+def test_the_cache_keeps_to_its_limit_where_what_is_written_is_copied(tmp_path: Path) -> None:
+    """A store that is no directory of this file system: nothing is ever fetched, and still there is an end to it."""
+    store = CountingStore(open_store("memory://"))
+    first = written(store.inner, rows_of(20_000, seed=99))
+    limit = 2 * first.bytes + chunks.CHUNK
+    cache = attached(store, tmp_path / "cache", limit)
+    refs = [written(store, rows_of(20_000, seed=i), cache) for i in range(8)]
+    taken = sum(path.stat().st_blocks * 512 for path in (tmp_path / "cache").glob("*.arrow"))
+    assert 0 < taken <= limit * 17 // 16
+    for number, ref in enumerate(refs):
+        assert len(read_rows(store, cache, Piece(ref, ref.covers))) == 20_000, number

@@ -130,6 +130,8 @@ class Asked:
         told["outcome"] = msgspec.to_builtins(outcome)
         self.say(f"{outcome.text}\nNothing was changed." if self.dry_run else sentence(outcome))
         self._finish(told)
+        if outcome.state == "cancelled":  # it was asked for, and only a part of it was done
+            click.get_current_context().exit(1)
 
     def _finish(self, told: Mapping[str, Any]) -> None:
         if self.as_json:
@@ -179,6 +181,8 @@ def sentence(outcome: Outcome) -> str:
         text += f", {outcome.done} of {outcome.rounds} rounds"
     if outcome.began >= 0 and outcome.state != "committed":
         text += f", epochs {outcome.began}..{outcome.last}"
+    if outcome.empty_ms:
+        text += f"; worker {outcome.drains} is empty"
     return f"{text}: {outcome.reason}" if outcome.reason else text
 
 
@@ -195,6 +199,8 @@ def summary(plan: MigrationPlan) -> dict[str, Any]:
         "bins": plan.bins,
         "bytes": plan.bytes,
         "stall_bytes": plan.stall_bytes,
+        "fetch_limit": plan.fetch_limit,
+        "expected_stall_s": plan.expected_stall_s(plan.fetch_limit) if plan.fetch_limit else None,
         "start": msgspec.to_builtins(plan.start),
     }
 

@@ -240,12 +240,26 @@ def bins(asked: Asked, number: int, steps: tuple[str, ...], at: Any) -> None:
     asked.carry_out(asked.control.plan_bins(number, steps=list(steps) or None, at=at))
 
 
-@verb(click.argument("number", type=click.IntRange(min=0)), WAITING, TOKEN)
+@verb(
+    click.argument("number", type=click.IntRange(min=0)),
+    click.option("--dry-run", is_flag=True, help="Say what would be ended, and change nothing."),
+    WAITING,
+    TOKEN,
+)
 def cancel(asked: Asked, number: int) -> None:
     """End a command that is under way.
 
     Command NUMBER ends after the rounds that it has done by then. What has moved stays where it is.
     """
+    if asked.dry_run:
+        known = next((outcome for outcome in asked.control.commands() if outcome.number == number), None)
+        if known is None or known.over:
+            found = f"it is {known.state}" if known else "there is no such command, or it ended long ago"
+            raise UserError(f"command {number} is not under way: {found}")
+        asked.say(f"Would end: {sentence(known)}")
+        if asked.as_json:
+            echo_json({"dry_run": True, "command": None, "outcome": known})
+        return
     asked.follow(asked.control.cancel(number), {"command": None, "outcome": None})
 
 

@@ -14,7 +14,8 @@ from dataclasses import dataclass
 
 from millstream.control.demo_timeline import WARM_UP, Timeline
 from millstream.control.demo_words import Comparison
-from millstream.control.display import Display, Finding, shorten_bytes
+from millstream.control.display import Display, Finding
+from millstream.protocol.migration import size_text
 from millstream.protocol.steering import Outcome
 
 
@@ -52,7 +53,7 @@ class Rescaled:
             )
         return (
             f"{self.slots[0]} to {self.slots[1]} slots in epochs {told.began} to {told.last}: {self.bins:,d} bins, "
-            f"about {shorten_bytes(told.bytes)}, in {told.rounds} rounds"
+            f"about {size_text(told.bytes)}, in {told.rounds} rounds"
         )
 
 

@@ -28,6 +28,8 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from millstream.protocol.migration import size_text
+
 _PLAIN_EPOCHS_EVERY_S = 1.0
 _WIDEST = 100
 _BARS = "▁▂▃▄▅▆▇█"
@@ -119,20 +121,6 @@ def open_display(title: str, epochs: int, out: TextIO | None = None) -> Display:
     return PlainDisplay(out, title, epochs)
 
 
-def shorten_bytes(count: int) -> str:
-    """A size for humans.
-
-    >>> shorten_bytes(900), shorten_bytes(1_234_567)
-    ('900 B', '1.2 MB')
-    """
-    size = float(count)
-    for unit in ("B", "kB", "MB"):
-        if size < 1000:
-            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
-        size /= 1000
-    return f"{size:.1f} GB"
-
-
 class PlainDisplay:
     """Lines for a log file."""
 
@@ -161,7 +149,7 @@ class PlainDisplay:
         if now - self._last_line < _PLAIN_EPOCHS_EVERY_S and progress.epoch + 1 < self._epochs:
             return
         self._last_line = now
-        state = f"state {shorten_bytes(progress.state_bytes)} in {progress.segments} segments"
+        state = f"state {size_text(progress.state_bytes)} in {progress.segments} segments"
         self._write(
             f"{now:6.1f} s  epoch {progress.epoch:3d}: {progress.records:9,d} records counted,"
             f" {progress.records_per_second:7,.0f}/s, {progress.epoch_ms:5,.0f} ms, {progress.slots} slots,"
@@ -313,7 +301,7 @@ class LiveDisplay:
             records = Text(f"{latest.records:,d} counted{now}")
             latency = Text(("-" if self._down else f"{latest.epoch_ms:,.0f} ms").ljust(10))
             latency.append_text(self._strip(room - 10))
-            state = Text(f"{shorten_bytes(latest.state_bytes)} in {latest.segments} segments, {latest.slots} slots")
+            state = Text(f"{size_text(latest.state_bytes)} in {latest.segments} segments, {latest.slots} slots")
         facts: list[tuple[str, RenderableType]] = [
             ("epochs", bar),
             ("records", records),

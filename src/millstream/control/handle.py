@@ -15,12 +15,11 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from millstream.control.display import shorten_bytes
 from millstream.errors import ConflictError, UserError
 from millstream.protocol.epochs import History
-from millstream.protocol.migration import MigrationPlan
+from millstream.protocol.migration import MigrationPlan, size_text
 from millstream.protocol.modification import LIFE
-from millstream.protocol.steering import Outcome
+from millstream.protocol.steering import Outcome, leaving
 
 _FIRST_POLL_S, _LONGEST_POLL_S = 0.02, 0.5
 
@@ -45,7 +44,7 @@ class Progress:
     def __str__(self) -> str:
         if not self.rounds:
             return self.state
-        size = f"{shorten_bytes(self.bytes_done)} of {shorten_bytes(self.bytes)}"
+        size = f"{size_text(self.bytes_done)} of {size_text(self.bytes)}"
         return f"{self.state}: {self.done} of {self.rounds} rounds, {size}, {self.epochs} epochs"
 
 
@@ -84,6 +83,7 @@ class Handle:
 
     def wait(self, timeout: float | None = None, tell: Callable[[Progress], None] | None = None) -> Outcome:
         """Waits until it is done or cancelled, and says which. `tell` is called with the progress, again and again.
+        A drain is waited for until its worker is empty: it has no slots, and Spark runs nothing on it.
 
         Raises `ConflictError` if it was refused because its plan is stale, so that one may plan again; `UserError` if
         it was refused for what it says; `TimeoutError` if it is not over after `timeout` seconds. In that case it
@@ -97,7 +97,7 @@ class Handle:
             outcome = self._found(history)
             if tell is not None:
                 tell(progress_of(outcome, self.plan, history.epoch))
-            if outcome is not None and outcome.over:
+            if outcome is not None and outcome.over and not leaving(outcome, history.generation):
                 return _raised(outcome)
             ended = self._ended()
             if ended:

@@ -81,7 +81,8 @@ class Block:
 class Modify(Block, Change):
     """A change of a running query, made by `RunningQuery.modify`. It takes effect when its block ends.
 
-    The methods are those of a change: `insert`, `replace`, `remove`, `rename`, and `stream` for anything else.
+    The methods are those of a change: `insert`, `replace`, `remove`, `rename`, `source`, `sink`, `shadow` and
+    `cut_over`, and `stream` for anything else.
     """
 
     def __init__(
@@ -120,6 +121,9 @@ class Modify(Block, Change):
         return after, moved.lines()
 
 
+_SAID = {"source": "insert source", "sink": "insert sink", "cut_over": "cut over"}
+
+
 class Asking(Block):
     """A change of a query that runs elsewhere, made by `Control.modify`. It takes effect when its block ends.
 
@@ -137,9 +141,17 @@ class Asking(Block):
         self._bundles: dict[str, Bundle] = {}
         self._calls: list[tuple[str, dict[str, Any]]] = []
 
+    def source(self, name: str, frame: Any, **options: Any) -> None:
+        """As `Modify.source`; what it adds is known by its name."""
+        self._add("source", name=name, frame=frame, **options)
+
     def insert(self, name: str, computation: Any = None, **arguments: Any) -> None:
         """As `Modify.insert`."""
         self._add("insert", name=name, computation=computation, **arguments)
+
+    def sink(self, name: str, sink: Any, *, after: str) -> None:
+        """As `Modify.sink`."""
+        self._add("sink", name=name, sink=sink, after=after)
 
     def replace(self, name: str, computation: Any = None, **arguments: Any) -> None:
         """As `Modify.replace`."""
@@ -152,6 +164,14 @@ class Asking(Block):
     def rename(self, old: str, new: str) -> None:
         """As `Modify.rename`."""
         self._add("rename", old=old, new=new)
+
+    def shadow(self, name: str, computation: Any = None, **arguments: Any) -> None:
+        """As `Modify.shadow`."""
+        self._add("shadow", name=name, computation=computation, **arguments)
+
+    def cut_over(self, name: str) -> None:
+        """As `Modify.cut_over`."""
+        self._add("cut_over", name=name)
 
     def code(self, target: str) -> Shipped:
         """Code that is not imported here, for a change to bring: `module:Name`, `path/to/file.py:Name` or
@@ -170,7 +190,9 @@ class Asking(Block):
     def __str__(self) -> str:
         """What is asked for, in words."""
         return "; ".join(
-            f"rename {given['old']} to {given['new']}" if verb == "rename" else f"{verb} {given['name']}"
+            f"rename {given['old']} to {given['new']}"
+            if verb == "rename"
+            else f"{_SAID.get(verb, verb)} {given['name']}"
             for verb, given in self._calls
         )
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -49,12 +50,23 @@ _CHANGES = options_of(
         "--replace", "replaced", "STEP=TARGET",
         "Give a step another computation, or a map or filter another function; repeatable.",
     ),
+    _pairs(
+        "--source", "sources", "NAME=TARGET",
+        "Add a source: a function of a reader that gives a streaming DataFrame; say with --insert, --filter or --map "
+        "who reads it.",
+    ),
+    _pairs(
+        "--shadow", "shadows", "STEP=TARGET",
+        "Build what a step shall become beside it, as STEP_shadow, perhaps by another --key; nobody reads it yet.",
+    ),
+    _names("--cut-over", "cuts", "STEP", "Let STEP_shadow take the place of STEP, whose state is dropped."),
     _pairs("--insert", "inserted", "NAME=TARGET", "Insert a step with this computation."),
     _pairs(
         "--filter", "filters", "NAME=TARGET",
         "Insert a filter: a function of a record batch that gives a boolean for each record.",
     ),
     _pairs("--map", "maps", "NAME=TARGET", "Insert a map: a function of a record batch that returns another one."),
+    _pairs("--parquet", "sinks", "NAME=FOLDER", "Add a sink of Parquet files, for what is inserted or --after."),
     _names("--after", "after", "STREAM", "The stream that is read by what is inserted; several are united."),
     _names(
         "--before", "before", "READER",
@@ -63,7 +75,8 @@ _CHANGES = options_of(
     ),
     _names(
         "--key", "key", "COLUMN",
-        "A column of the key of the step that is inserted; repeatable. If there is none, as of the step --before.",
+        "A column of the key of the step that is inserted, or built by --shadow; repeatable. If there is none, as of "
+        "the step --before, or as it was.",
     ),
     click.option("--output", metavar="DDL", help='The columns that the --map returns: "word string, n long".'),
     _names("--remove", "removed", "NAME", "Take out a step, with its state, or a map or a sink; repeatable."),
@@ -101,9 +114,13 @@ def modify(
     at: Any,
     no_rehearsal: bool,
     replaced: Pairs,
+    sources: Pairs,
+    shadows: Pairs,
+    cuts: Names,
     inserted: Pairs,
     filters: Pairs,
     maps: Pairs,
+    sinks: Pairs,
     removed: Names,
     reconnect: bool,
     cut: bool,
@@ -122,6 +139,8 @@ def modify(
       millstream modify STORE --filter large=rules.py:is_large --after orders --before count
       millstream modify STORE --insert top=dist.whl:shop.top:Top --after count --key user
       millstream modify STORE --remove large --reconnect --rename count=totals
+      millstream modify STORE --shadow count=rules:ByCountry --key country
+      millstream modify STORE --cut-over count --at when:lag_s<60
 
     TARGET is code: module:Name, path/file.py:Name or path/dist.whl:package.module:Name. It is not run here. It travels
     through the store, with what it imports from beside it, and is checked by its hash: whoever may write to the store
@@ -133,18 +152,43 @@ def modify(
     """
     if asked.dry_run and asked.no_wait:
         raise click.UsageError("--dry-run waits for what the driver says; leave out --no-wait")
-    if not any((replaced, inserted, filters, maps, removed, renamed)):
-        raise click.UsageError("say what to change: --replace, --insert, --filter, --map, --remove or --rename")
+    if not any((replaced, sources, shadows, cuts, inserted, filters, maps, sinks, removed, renamed)):
+        raise click.UsageError(
+            "say what to change: --replace, --insert, --filter, --map, --source, --parquet, --shadow, --cut-over, "
+            "--remove or --rename"
+        )
     if (reconnect or cut) and not removed:
         raise click.UsageError("--reconnect and --cut go with --remove")
     if reconnect and cut:
         raise click.UsageError("--reconnect and --cut exclude each other")
     change = asked.control.modify(at=at, rehearse=not no_rehearsal)
-    code = {target: change.code(target) for _, target in (*replaced, *inserted, *filters, *maps, *converted)}
+    brought = (*replaced, *sources, *shadows, *inserted, *filters, *maps, *converted)
+    code = {target: change.code(target) for _, target in brought}
     rules = _rules([name for name, _ in replaced], converted, code, given)
     for name, target in replaced:
         change.replace(name, code[target], **({"state": rules[name]} if rules[name] else {}))
-    _insert(change, inserted, filters, maps, code, given)
+    for name, target in sources:
+        change.source(name, code[target])
+    key = given["key"] if shadows else ()
+    for name, target in shadows:
+        change.shadow(name, code[target], **({"key": list(key)} if key else {}))
+    for name in cuts:
+        change.cut_over(name)
+    several = (*inserted, *filters, *maps)
+    _insert(
+        change,
+        inserted,
+        filters,
+        maps,
+        code,
+        {**given, "key": () if shadows and not inserted else given["key"]},
+        bool(sinks),
+    )
+    for name, folder in sinks:
+        streams = [several[0][0]] if several else given["after"]
+        if len(streams) != 1:
+            raise click.UsageError(f"--parquet {name}={folder}: say which stream it is for: --after STREAM")
+        change.sink(name, _parquet(folder), after=streams[0])
     for name in removed:
         change.remove(name, reconnect=reconnect, cut=cut)
     for old, new in renamed:
@@ -153,8 +197,20 @@ def modify(
     asked.follow(change.send(trial=asked.dry_run), told)
 
 
+def _parquet(folder: str) -> Any:
+    from millstream.model.sinks import Parquet
+
+    return Parquet(folder if "://" in folder else str(Path(folder).expanduser().absolute()))
+
+
 def _insert(
-    change: Asking, inserted: Pairs, filters: Pairs, maps: Pairs, code: Mapping[str, Shipped], given: Mapping[str, Any]
+    change: Asking,
+    inserted: Pairs,
+    filters: Pairs,
+    maps: Pairs,
+    code: Mapping[str, Shipped],
+    given: Mapping[str, Any],
+    also_sinks: bool,
 ) -> None:
     after, before, key, output = (given[name] for name in ("after", "before", "key", "output"))
     several = (*inserted, *filters, *maps)
@@ -165,7 +221,7 @@ def _insert(
             "Python: millstream.connect(STORE).modify()"
         )
     if not several:
-        if after or before or key or output:
+        if (after and not also_sinks) or before or key or output:
             raise click.UsageError("--after, --before, --key and --output go with --insert, --filter or --map")
         return
     [(name, target)] = several

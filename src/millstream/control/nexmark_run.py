@@ -292,13 +292,17 @@ class _Run:
     def _look_at_rescalings(self, running: Any, epoch: int) -> None:
         """Begins the next rescale, one at a time, and notes the end of the one that goes on."""
         for each in self._rescalings:
-            if each.handle is None:
+            if each.handle is None and each.ended_in < 0:
                 if epoch >= each.after:
                     plan = running.plan_rescale(slots=each.slots, strategy=strategy_of(self._asked.strategy))
+                    if not plan.rounds:  # a store that is gone on with may have been rescaled before
+                        each.ended_in = epoch
+                        self._display.happened(f"epoch {epoch}: there are {each.slots} slots already", "dim")
+                        continue
                     each.handle, each.began_in = running.apply(plan), epoch
                     self._display.happened(f"epoch {epoch}: rescale to {each.slots} slots, {plan.strategy}", "yellow")
                 return
-            if each.ended_in < 0:
+            if each.ended_in < 0 and each.handle is not None:
                 if each.handle.progress().state not in ("done", "refused", "cancelled"):
                     return
                 each.handle.wait()  # which raises if it was refused

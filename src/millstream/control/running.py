@@ -6,6 +6,9 @@ Rules
 - What went wrong is raised as what it was: the user's step, the damaged object, the driver that took over.
 - An older driver may still write into Spark's own logs until it finds itself fenced (G3), and Spark ends whichever of
   the two comes second. So a stream that ends that way is started again if the store is still ours.
+- A stream has the sources that it was started with. When others should be read, it is ended between two epochs and
+  another one begins, which Spark lets go on where each source is. If Spark cannot read what a modification brings, that
+  is aborted, and the stream begins without it.
 - Whatever ended a driver that has been replaced, it says that it has been replaced: the rest follows from that.
 """
 
@@ -44,10 +47,12 @@ from millstream.protocol.steering import Ask
 from millstream.spark.checkpoint import offsets_digest, query_id
 from millstream.spark.frames import state_frame
 from millstream.spark.session import prepared_session
+from millstream.spark.sources import Sources, first_lines, only
 from millstream.store.code import put_code
 from millstream.store.journal import Journal, history_at
 
 _POLL_S = 0.05
+_NOTED_S = 5.0
 _RESTARTS = 8  # without an epoch in between
 _TWO_WRITERS = ("CONCURRENT_STREAM_LOG_UPDATE", "Multiple streaming jobs detected", "Multiple streaming queries are")
 """How Spark says, in its three logs, that another driver wrote the entry that it was about to write."""
@@ -82,6 +87,9 @@ class Status:
     """How many attempts it took."""
     state_bytes: int
     """The size of the state in the store."""
+    converting: dict[str, int]
+    """Of each state whose type has changed (`step.state`), how many bytes are still to be converted, in the background.
+    Until they are, they are converted as they are read."""
     segments: int
     """In how many segments the state lies."""
     compactions: int
@@ -127,7 +135,7 @@ class RunningQuery(Verbs):
         self,
         spark: SparkSession,
         driver: Driver,
-        frame: DataFrame,
+        sources: Sources,
         checkpoint: str,
         trigger: dict[str, Any],
         finished: Callable[[], Epoch],
@@ -141,12 +149,14 @@ class RunningQuery(Verbs):
         self._epoch_thread: int | None = None
         self.recent: deque[EpochFacts] = deque(maxlen=1000)
         """Facts of the last epochs this driver ran, up to 1000: records, durations, attempts, bytes fetched."""
-        self._frame, self._available_now = frame, "availableNow" in trigger
+        self._sources, self._trigger, self._finished = sources, trigger, finished
         self._prepared = ExitStack()
-        self._writer = _writer(frame, trigger, checkpoint, driver.graph.name, self._on_epoch)
+        self._reading: dict[str, str] = {}
+        self._reopening = False
+        writer = self._open_sources()
         driver.claim()
         self._delivered = finished()
-        self._spark_query = self._start_stream()
+        self._spark_query = self._start_stream(writer)
         self._watcher = threading.Thread(target=self._watch, name="millstream-watch", daemon=True)
         self._watcher.start()
 
@@ -157,7 +167,7 @@ class RunningQuery(Verbs):
 
     def _on_epoch(self, frame: DataFrame, batch_id: int) -> None:
         with self._between:
-            if self._stopping:
+            if self._stopping or self._reopening:
                 raise StoppedBetweenEpochs
             self._busy, self._epoch_thread = True, threading.get_ident()
         try:
@@ -166,12 +176,16 @@ class RunningQuery(Verbs):
                 self._query_id = query_id(self._spark, self._checkpoint) or ""
             epoch = Epoch(batch_id)
             before = self._driver.last
-            self._driver.run_epoch(
-                epoch, self._query_id, offsets_digest(self._spark, self._checkpoint, batch_id), frame
-            )
+            reading = list(self._reading)
+            offsets = offsets_digest(self._spark, self._checkpoint, batch_id)
+            self._driver.run_epoch(epoch, self._query_id, offsets, lambda wanted: only(frame, reading, wanted))
             if self._driver.last is not None and self._driver.last is not before:
                 self.recent.append(self._driver.last)
             self._delivered = epoch
+            if self._reading != {name: called for name, (_, called) in self._driver.reads().items()}:
+                self._reopening = True
+                ending = (self._spark_query, epoch)
+                threading.Thread(target=self._end_stream, args=ending, name="millstream-reopen", daemon=True).start()
         except BaseException as error:
             self._error = self._cause(error)
             raise
@@ -182,40 +196,80 @@ class RunningQuery(Verbs):
 
     # -- beside it
 
-    def _start_stream(self) -> StreamingQuery:
-        self._prepared.enter_context(prepared_session(self._frame.sparkSession, self._checkpoint, self._available_now))
+    def _open_sources(self) -> DataStreamWriter:
+        """A stream of the sources that should be read now."""
+        reads = self._driver.reads()
+        frame = self._sources.stream(reads.values())
+        writer = _writer(frame, self._trigger, self._checkpoint, self._driver.graph.name, self._on_epoch)
+        self._reading = {name: called for name, (_, called) in reads.items()}
+        self._driver.opened(self._reading)
+        return writer
+
+    def _end_stream(self, stream: StreamingQuery, epoch: Epoch) -> None:
+        """Ends a stream whose sources are no longer those that should be read; the watcher opens another. It waits for
+        Spark to note its last epoch, which would be delivered again otherwise."""
+        deadline = time.monotonic() + _NOTED_S
         try:
-            return self._writer.start()
+            while self._finished() < epoch and time.monotonic() < deadline:
+                time.sleep(_POLL_S / 5)
+            stream.stop()
+        except Exception as error:  # Spark, or the way to it, is gone: the watcher sees that, too
+            _LOG.debug("could not end the stream: %s", error)
+
+    def _start_stream(self, writer: DataStreamWriter) -> StreamingQuery:
+        session, now = self._sources.session, "availableNow" in self._trigger
+        self._prepared.enter_context(prepared_session(session, self._checkpoint, now))
+        try:
+            return writer.start()
         except PySparkException as error:
             self._prepared.close()
-            raise UserError(f"Spark cannot run the query {self.name!r}: {_first_lines(error)}") from error
+            raise UserError(f"Spark cannot run the query {self.name!r}: {first_lines(error)}") from error
 
     def _watch(self) -> None:
         """Lives as long as the query: waits for the end of Spark's stream, and starts it again where it should be."""
         restarts, epoch = 0, self.epoch
         while True:
-            try:
-                self._spark_query.awaitTermination()
+            problem = self._stream_ended()
+            if self._error is not None or self._stopping or (problem is None and not self._reopening):
                 return
-            except Exception as problem:  # of Spark, or of the way to its process; `_raise_error` tells the user
-                if self._error is not None or self._stopping:
-                    return
+            if problem is not None and not self._reopening:
                 cause = self._cause(problem)
                 if isinstance(cause, Fenced):
                     self._error = cause
                     return
                 restarts, epoch = (restarts + 1, epoch) if epoch == self.epoch else (1, self.epoch)
-                if restarts > _RESTARTS or not any(text in str(problem) for text in _TWO_WRITERS):
+                if restarts <= _RESTARTS and any(text in str(problem) for text in _TWO_WRITERS):
+                    _LOG.warning("an older driver wrote into Spark's log at the same time; the stream is started again")
+                elif not self._driver.not_opened(f"Spark cannot read its sources: {first_lines(problem)}"):
                     return
             try:
-                with self._between:
-                    if self._stopping:
-                        return
-                    self._spark_query = self._start_stream()
-                _LOG.warning("an older driver wrote into Spark's log at the same time; the stream was started again")
+                self._reopen()
+            except _LOST:
+                return
             except Exception as error:
                 self._error = error
                 return
+
+    def _stream_ended(self) -> Exception | None:
+        """Waits for the end of Spark's stream; what ended it, if it was not a stop."""
+        try:
+            self._spark_query.awaitTermination()
+            return None
+        except Exception as problem:  # of Spark, or of the way to its process; `_raise_error` tells the user
+            return problem
+
+    def _reopen(self) -> None:
+        """Starts another stream, of the sources that should be read now."""
+        try:
+            writer = self._open_sources()  # which runs users' code, so nobody has to wait for it
+        except UserError as error:
+            if not self._driver.not_opened(str(error)):
+                raise
+            writer = self._open_sources()
+        with self._between:
+            if not self._stopping:
+                self._spark_query = self._start_stream(writer)
+                self._reopening = False
 
     def _cause(self, error: BaseException) -> BaseException:
         """What an error comes from: that this driver has been replaced, if it has."""
@@ -260,6 +314,7 @@ class RunningQuery(Verbs):
             dict(last.parts_ms) if last else {},
             last.attempts if last else 0,
             sum(sizes),
+            self._driver.modifier.converting(history),
             len(sizes),
             self._driver.upkeep.compactions,
             self._driver.upkeep.trouble,
@@ -359,7 +414,7 @@ class RunningQuery(Verbs):
         seconds to wait. `at` is as of plans: an epoch, a datetime, `(EVENT_TIME, datetime)`, or a condition. Before it
         takes effect, the new graph runs over a few records of recent input, on no state, unless `rehearse` is false.
         """
-        version, history = self._driver.modifier.version, self._look()
+        version, history = self._driver.current()
         start = start_of(at, history)
 
         def send(rewrite: Rewrite, text: str) -> Handle:
@@ -426,7 +481,7 @@ class RunningQuery(Verbs):
                 "stopped under the query. Start the query again: it goes on from its last commit"
             ) from error
         if isinstance(problem, StreamingQueryException):
-            raise UserError(f"Spark ended the query {self.name!r}: {_first_lines(problem)}") from problem
+            raise UserError(f"Spark ended the query {self.name!r}: {first_lines(problem)}") from problem
 
 
 def _writer(
@@ -437,13 +492,7 @@ def _writer(
     try:
         return writer.trigger(**trigger) if trigger else writer
     except (PySparkException, Py4JError) as error:
-        raise UserError(f"trigger={trigger!r}: {_first_lines(error)}") from error
-
-
-def _first_lines(error: Exception) -> str:
-    """The lines of one of Spark's errors that tell something."""
-    text = str(getattr(error, "java_exception", None) or error)
-    return " ".join([line.strip() for line in text.splitlines() if line.strip()][:3])
+        raise UserError(f"trigger={trigger!r}: {first_lines(error)}") from error
 
 
 class StoppedBetweenEpochs(Exception):

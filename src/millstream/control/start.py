@@ -30,7 +30,7 @@ from millstream.spark.checkpoint import last_finished, query_id
 from millstream.spark.executor import SparkExecutor
 from millstream.spark.session import check_session
 from millstream.spark.sinks import SparkDeliverer
-from millstream.spark.sources import arrow_schema, open_source, unite
+from millstream.spark.sources import Sources
 from millstream.store.cache import DEFAULT_CACHE_BYTES, CacheSettings
 from millstream.store.journal import Journal
 from millstream.store.objects import ObjectStore, open_store
@@ -113,14 +113,13 @@ class Query(QueryData):
             spark = _cloned(spark)
             for key, value in _EVOLUTION.items():
                 spark.conf.set(key, value)
-        frames = {node.name: open_source(spark, node, named) for node in self.sources.values()}
-        schemas = {name: arrow_schema(name, frame.schema) for name, frame in frames.items()}
-        resolve(self, schemas)  # before the store is touched
+        sources = Sources(spark, named)
+        resolve(self, sources.schemas(self.sources.values()))  # before the store is touched
         opened = _open(store, store_options)
         place = _checkpoint_place(opened, checkpoint)
         journal = Journal.open(opened)
         workshop = SparkWorkshop(
-            spark, opened, journal.store_id, store_options or {}, cache, schemas, float(modify_timeout)
+            spark, opened, journal.store_id, store_options or {}, cache, sources, float(modify_timeout)
         )
         version = workshop.build(self)
         executor, deliverer = SparkExecutor(spark), SparkDeliverer(spark, opened, version.spec)
@@ -131,8 +130,7 @@ class Query(QueryData):
         trouble = workshop.try_out(driver.modifier.version)
         if trouble:
             raise UserError(trouble)
-        frame = unite(spark, list(frames.values()), named)
-        running = RunningQuery(users, driver, frame, place, chosen, finished=lambda: last_finished(spark, place))
+        running = RunningQuery(users, driver, sources, place, chosen, finished=lambda: last_finished(spark, place))
         _STARTED.add(running)
         return running
 
@@ -187,7 +185,7 @@ def _cache(directory: str | None, limit: int, rate: float | None) -> CacheSettin
         raise UserError(f"cache_dir={directory!r}: give an absolute path; it is made on every worker")
     if not isinstance(limit, int) or limit < 1:
         raise UserError(f"cache_bytes={limit!r}: give a whole number of bytes, at least 1")
-    if rate is not None and (not isinstance(rate, int | float) or not rate > 0):
+    if rate is not None and (not isinstance(rate, int | float) or not 0 < rate < float("inf")):
         raise UserError(f"fetch_limit={rate!r}: give a number of bytes a second above 0, or None for no limit")
     return CacheSettings(directory, limit, rate)
 

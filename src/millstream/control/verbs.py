@@ -215,7 +215,7 @@ class Verbs:
             raise UserError(f"revert({number!r}): {trouble}")
         text = next(applied.text for applied in history.modified if applied.number == number)
         text = f"revert {number}: {text}"[:2000]
-        ask = Modification(self._store_id(), history.version, code, text, reverts=number, trial=trial)
+        ask = Modification(self._store_id(), history.version, code, text, trial=trial)
         return self._handle(self._sent("revert", ask))
 
     def history(self) -> list[Past]:

@@ -25,9 +25,9 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from millstream.control.display import shorten_bytes
 from millstream.control.handle import Progress
 from millstream.control.overview import Overview
+from millstream.protocol.migration import size_text
 from millstream.protocol.steering import Outcome
 
 if TYPE_CHECKING:
@@ -90,7 +90,7 @@ def line(overview: Overview) -> str:
         f"epoch {overview.epoch}",
         f"{overview.records_per_second:,.0f} records/s",
         f"{overview.epoch_ms:,.0f} ms",
-        f"{shorten_bytes(overview.state_bytes)} on {len(overview.slots)} slots",
+        f"{size_text(overview.state_bytes)} on {len(overview.slots)} slots",
     ]
     parts += [f"command {number} {progress}" for number, progress in overview.commands.items()]
     if overview.unheard:
@@ -106,7 +106,7 @@ def lines(overview: Overview) -> Iterator[str]:
         ", ".join(f"{step} {count:,d}" for step, count in overview.records.items()) or "none in the last epoch"
     )
     yield f"latency    {overview.epoch_ms:,.0f} ms from plan to commit"
-    yield f"state      {shorten_bytes(overview.state_bytes)} in {overview.segments} segments"
+    yield f"state      {size_text(overview.state_bytes)} in {overview.segments} segments"
     for worker, slots in _placed(overview).items():
         yield f"worker     {worker}: " + _some([f"slot {slot} {_size(overview, slot)}" for slot in slots])
     for name, mark in overview.watermarks.items():
@@ -129,7 +129,7 @@ def _placed(overview: Overview) -> dict[str, list[int]]:
 
 
 def _size(overview: Overview, slot: int) -> str:
-    return shorten_bytes(overview.slots[slot])
+    return size_text(overview.slots[slot])
 
 
 def _mark(overview: Overview, name: str, mark: datetime | None) -> str:
@@ -177,7 +177,7 @@ def _facts(overview: Overview) -> Table:
     facts.add_column(overflow="fold")
     facts.add_row("epoch", f"{overview.epoch}   {overview.epoch_ms:,.0f} ms, last write {_ago(overview.written)}")
     facts.add_row("records", f"{overview.records_per_second:,.0f} a second")
-    facts.add_row("state", f"{shorten_bytes(overview.state_bytes)} in {overview.segments} segments")
+    facts.add_row("state", f"{size_text(overview.state_bytes)} in {overview.segments} segments")
     for name, mark in list(overview.watermarks.items())[:_MOST]:
         facts.add_row("watermark", f"{name}   {_mark(overview, name, mark)}")
     if overview.unheard:
@@ -205,13 +205,13 @@ def _slots(overview: Overview) -> Table:
 
 def _commands(overview: Overview, outcomes: Sequence[Outcome]) -> Table:
     verbs = {outcome.number: outcome.verb for outcome in outcomes}
-    styles = {"done": "green", "refused": "red", "cancelled": "yellow"}
+    styles = {"done": "green", "committed": "green", "cancelled": "yellow"}
     table = Table.grid(padding=(0, 2))
     for number, progress in list(overview.commands.items())[:_MOST]:
         bar = ProgressBar(max(1, progress.rounds), progress.done, width=24)
         table.add_row(Text(f"command {number} {verbs.get(number, '')}", style="bold"), bar, _rounds(progress))
     for outcome in [outcome for outcome in outcomes if outcome.over][-_ENDED:]:
-        state = Text(outcome.state, style=styles[outcome.state])
+        state = Text(outcome.state, style=styles.get(outcome.state, "red"))
         table.add_row(
             Text(f"command {outcome.number} {outcome.verb}", style="dim"), state, Text(outcome.reason[:_REASON])
         )
@@ -219,5 +219,5 @@ def _commands(overview: Overview, outcomes: Sequence[Outcome]) -> Table:
 
 
 def _rounds(progress: Progress) -> str:
-    size = f"{shorten_bytes(progress.bytes_done)} of {shorten_bytes(progress.bytes)}"
+    size = f"{size_text(progress.bytes_done)} of {size_text(progress.bytes)}"
     return f"{progress.state}, {progress.done} of {_count(progress.rounds, 'round')}, {size}"

@@ -18,7 +18,6 @@ from functools import partial
 from types import MappingProxyType
 from typing import Any
 
-import pyarrow as pa
 from pyspark import cloudpickle
 from pyspark.sql import SparkSession
 
@@ -35,6 +34,7 @@ from millstream.model.query import Query
 from millstream.model.rewrite import Rewrite
 from millstream.spark import tasks
 from millstream.spark.limits import time_limit
+from millstream.spark.sources import Sources
 from millstream.store.cache import CacheSettings
 from millstream.store.forms import Forms
 from millstream.store.journal import digest_of
@@ -51,13 +51,14 @@ class SparkWorkshop:
         store_id: str,
         store_options: Mapping[str, str],
         cache: CacheSettings,
-        schemas: Mapping[str, pa.Schema],
+        sources: Sources,
         timeout_s: float,
     ) -> None:
         self._spark, self._store, self._store_id = spark, store, store_id
-        self._store_options, self._cache, self._schemas = dict(store_options), cache, schemas
+        self._store_options, self._cache, self._sources = dict(store_options), cache, sources
         self._timeout_s = timeout_s
         self._mine: dict[str, Rewrite | Calls] = {}
+        self._first: frozenset[str] | None = None
 
     def build(
         self,
@@ -66,10 +67,13 @@ class SparkWorkshop:
         bundles: Sequence[str] = (),
         handed: frozenset[str] = frozenset(),
     ) -> Version:
-        new = [name for name in query.sources if name not in self._schemas]
-        if new:
-            raise UserError(f"source {new[0]!r}: sources cannot be added to a query that runs; start it with them")
-        graph = resolve(query, self._schemas)
+        self._first = self._first if self._first is not None else frozenset(query.sources)
+        if not self._sources.named and self._first != query.sources.keys():
+            raise UserError(
+                "sources can come and go only if all of the query's sources are functions of a reader, "
+                "lambda read: read.format(...).load(), and none is a DataFrame: Spark tells only those apart by name"
+            )
+        graph = resolve(query, self._sources.schemas(query.sources.values()))
         spec = Spec(
             graph.without_code(),
             self._store_id,

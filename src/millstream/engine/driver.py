@@ -8,25 +8,29 @@ Rules
   One whose user code raised is aborted and stops the query.
 - A version of the graph takes effect with a plan and is real with its commit (`engine.modifying`). If user code fails
   in the first epoch of one, that attempt is aborted, and the next one runs the version before.
+- A version reads its own sources only, whatever the stream of epochs offers. Which ones it should offer, `reads` says.
 - Sinks receive an epoch after its commit and before the next plan, in order.
 - The named moments of an epoch (`MOMENTS`) are announced to an observer: displays listen, and tests kill there.
 """
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from millstream.engine.delivery import Deliverer
 from millstream.engine.listening import Listener
 from millstream.engine.modifying import Modifier
+from millstream.engine.sample import worth_keeping
 from millstream.engine.spec import EpochTask, SlotTask, epoch_task, rules_of, slot_tasks
 from millstream.engine.upkeep import Upkeep
 from millstream.engine.version import Version, Workshop
 from millstream.errors import DamagedObject, MillstreamError, StepError, UserError
 from millstream.model.graph import Graph
+from millstream.model.query import SourceNode
 from millstream.model.times import micros
 from millstream.protocol.compaction import DEFAULT_BUDGET, Job
 from millstream.protocol.epochs import (
@@ -46,10 +50,11 @@ from millstream.protocol.epochs import (
 )
 from millstream.protocol.keyspace import DEFAULT_BIN_BITS
 from millstream.protocol.manifest import Edit
-from millstream.protocol.modification import routed_on
+from millstream.protocol.migration import MigrationPlan
+from millstream.protocol.modification import Candidate, Modification, called, routed_on
 from millstream.protocol.planner import Layout
 from millstream.protocol.routing import RoutingTable, Slot
-from millstream.protocol.steering import Facts, Steering, remembered, steer
+from millstream.protocol.steering import Facts, Steering, leaving, remembered, steer
 from millstream.protocol.time import NO_TIME, idle_sources
 from millstream.store.control_log import ControlLog
 from millstream.store.journal import Journal
@@ -58,6 +63,10 @@ from millstream.store.names import Maker
 MAX_ATTEMPTS = 4
 MOMENTS = ("planned", "executed", "committed", "delivering", "delivered")
 Observer = Callable[[str, int], None]
+Offered = Callable[[Sequence[str]], Any]
+"""The records of an epoch: those of the sources that are named."""
+
+NOTHING_OPENED: tuple[int, dict[str, str]] = (-1, {})
 
 
 class ExecutionFailed(MillstreamError):
@@ -82,6 +91,11 @@ class Executor(Protocol):
 
     def place(self, slots: Sequence[int], closing: Collection[str], closed: Collection[str]) -> dict[int, str]:
         """The worker that each slot will be tried on first, from now on; see `protocol.placement`."""
+        ...
+
+    def retire(self, workers: Collection[str]) -> dict[str, str]:
+        """Lets nothing more run on these workers, which have no slots. An empty text for those on which nothing runs
+        now, and for those of which that cannot be brought about, why not."""
         ...
 
     def compact(self, spec: Any, jobs: Sequence[tuple[Job, Maker, int]]) -> list[Edit]:
@@ -132,11 +146,16 @@ class Driver:
     ) -> None:
         self.journal, self.executor, self.deliverer = journal, executor, deliverer
         self.store, self.options = journal.store, options
-        self.modifier = Modifier(self.store, version, workshop, background)
+        self.modifier = Modifier(self.store, version, workshop, background, clock, 2 * options.modify_timeout)
         self.upkeep = Upkeep(self.store, lambda: self.modifier.version, executor, options.compaction_budget, background)
         self.last: EpochFacts | None = None
         self._clock = clock
         self._since_ms = 0
+        self._changing = threading.Lock()
+        self._committed_at = time.perf_counter()
+        self._stood_ms = 0.0
+        self._wanted = -1
+        self._opened = NOTHING_OPENED
         self.listener = Listener(ControlLog(self.store, options.token))
         self._observe = observe or (lambda moment, epoch: None)
 
@@ -144,6 +163,11 @@ class Driver:
     def graph(self) -> Graph:
         """The graph of the version that runs."""
         return self.modifier.version.graph
+
+    def current(self) -> tuple[Version, History]:
+        """The version that runs, and the history that it belongs to."""
+        with self._changing:
+            return self.modifier.version, self.journal.history
 
     def check_graph(self) -> None:
         """Refuses a query whose graph is not one that the stored state was made with."""
@@ -167,7 +191,7 @@ class Driver:
         first = RoutingTable.even(self.options.slots, self.options.bin_bits)
         return {step.name: first for step in self.graph.steps}
 
-    def run_epoch(self, epoch: Epoch, spark_query: str, offsets: str, records: Any) -> None:
+    def run_epoch(self, epoch: Epoch, spark_query: str, offsets: str, records: Offered) -> None:
         """Runs and commits an epoch, or redelivers it if it is committed already. Raises if neither can be done."""
         decision = decide(self.journal.history, epoch, spark_query, offsets)
         if isinstance(decision, Redeliver):
@@ -188,20 +212,28 @@ class Driver:
         )
 
     def _attempt(
-        self, epoch: Epoch, spark_query: str, offsets: str, records: Any, started: float, tries: int
+        self, epoch: Epoch, spark_query: str, offsets: str, records: Offered, started: float, tries: int
     ) -> str | None:
         """One attempt. None if it was committed, else why not."""
         history = self.journal.history
         edits = self.upkeep.edits_for(history.manifest)
         clock_ms = max(self._clock(), history.clock_ms)
         steering = self._steer(epoch, clock_ms)
+        self._wanted = steering.wanted
         changed = steering.changed
         version = self.modifier.of(changed)
-        before = history if changed is None else history.followed(changed.steps)
+        before = history if changed is None else history.followed(changed)
         tables = steering.tables
         if changed is not None:
             names = [step.name for step in version.graph.steps]
             tables = routed_on(steering.tables, changed, names, history.version)
+        try:
+            stated = self.stated(version.graph)
+        except UserError as error:
+            if changed is None:
+                raise
+            self.modifier.failed(changed, str(error), by_user=True)
+            return str(error)
         plan = Plan(
             epoch,
             Attempt(history.attempts),
@@ -212,8 +244,8 @@ class Driver:
             version.graph.describe() if history.graph is None or changed is not None else None,
             {name: table for name, table in tables.items() if before.tables.get(name) != table},
             edits,
-            idle_sources(rules_of(version.graph), history.clocks, clock_ms, self._since_ms),
-            self.stated(),
+            idle_sources(rules_of(version.graph), before.clocks, clock_ms, self._since_ms),
+            stated,
             steering.outcomes,
             steering.control,
             changed,
@@ -239,27 +271,33 @@ class Driver:
                 raise DamagedObject(verdict.damage.name, verdict.damage.found, verdict.damage.expected)
             return verdict.reason
         oldest = Epoch(max(history.oldest, epoch - self.options.retain, 0))
-        self.journal.append(
-            Commit(
-                epoch,
-                plan.attempt,
-                verdict.added,
-                verdict.edits,
-                verdict.outputs,
-                verdict.records,
-                oldest,
-                verdict.clocks,
-                verdict.watermarks,
-                verdict.late,
-                verdict.dead_letters,
-                verdict.passed,
-                None if share.workers == history.workers else share.workers,
-            )
+        samples = next((report.samples for report in reports if report.samples), {})
+        commit = Commit(
+            epoch,
+            plan.attempt,
+            verdict.added,
+            verdict.edits,
+            verdict.outputs,
+            verdict.records,
+            oldest,
+            verdict.clocks,
+            verdict.watermarks,
+            verdict.late,
+            verdict.dead_letters,
+            verdict.passed,
+            None if share.workers == history.workers else share.workers,
+            worth_keeping(samples, before.samples, epoch),
         )
+        with self._changing:
+            self.journal.append(commit)
+            if changed is not None:
+                self.modifier.committed(changed)
+        self._opened = NOTHING_OPENED
         self.upkeep.applied(edits)
-        if changed is not None:
-            self.modifier.committed(changed)
-        self.modifier.samples = next((report.samples for report in reports if report.samples), self.modifier.samples)
+        now = time.perf_counter()
+        self._stood_ms = (now - self._committed_at) * 1000 if changed is not None and changed.sources else 0.0
+        self._committed_at = now
+        self.modifier.seen(samples, () if changed is None else changed.sources)
         ended = time.perf_counter()
         parts = {
             "plan": (planned - started) * 1000,
@@ -279,10 +317,10 @@ class Driver:
         if plan.changed is not None:
             self.modifier.failed(plan.changed, reason, by_user)
 
-    def stated(self) -> dict[str, int]:
+    def stated(self, graph: Graph) -> dict[str, int]:
         """The watermarks that users' functions state now."""
         found = {}
-        for source in self.graph.sources:
+        for source in graph.sources:
             if source.time is not None and source.time.stated is not None:
                 try:
                     value = source.time.stated()
@@ -312,21 +350,58 @@ class Driver:
             self.listener.unread,
             history.workers,
             history.version,
-            self.modifier.consider(asked, history),
-            self.last.duration_ms if self.last is not None and self.last.epoch == history.epoch else 0.0,
-            numbers_of(history, self.last, clock_ms),
+            {number: self._with_sources(number, one) for number, one in self.modifier.consider(asked, history).items()},
+            max(self.last.duration_ms, self._stood_ms) if self.last and self.last.epoch == history.epoch else 0.0,
+            numbers_of(history, self.last, clock_ms) if any(map(has_condition, asked.values())) else {},
+            self._emptied(history),
         )
         return steer(facts, heard)
 
+    def _emptied(self, history: History) -> dict[str, str]:
+        """Which of the workers that have been drained are empty by now, and were not before."""
+        left = {each.drains for each in history.outcomes.values() if leaving(each, history.generation)}
+        return self.executor.retire(left) if left else {}
+
+    def _with_sources(self, number: int, candidate: Candidate) -> Candidate:
+        """A candidate that knows what its sources are called, or that waits for them."""
+        changed, (opened_for, names) = candidate.changed, self._opened
+        if changed is None or not changed.brings:
+            return candidate
+        if number != opened_for:
+            return replace(candidate, waits=True)
+        return replace(candidate, changed=replace(changed, sources={**changed.sources, **names}))
+
+    def reads(self) -> dict[str, tuple[SourceNode, str]]:
+        """The sources that a stream should read now, and what it should call each: those of the version that runs, and
+        of a modification that waits for nothing else."""
+        history, version = self.journal.history, self.modifier.version
+        names = called(history.modified, version.query.sources)
+        found = {name: (version.query.sources[name], known) for name, known in names.items()}
+        for node in self.modifier.brought(self._wanted):
+            found[node.name] = (node, f"{node.name}__{history.epoch + 1}")
+        return found
+
+    def opened(self, names: Mapping[str, str]) -> None:
+        """A stream has begun that reads these sources under these names. Those that a modification waits for have
+        records for it from the next epoch on; once that is committed without it, they are spent."""
+        brought = {node.name: names[node.name] for node in self.modifier.brought(self._wanted) if node.name in names}
+        self._opened = (self._wanted, brought) if brought else NOTHING_OPENED
+
+    def not_opened(self, reason: str) -> bool:
+        """The sources of the modification that waits cannot be read. Whether there was one."""
+        waiting, self._wanted, self._opened = self._wanted, -1, NOTHING_OPENED
+        return self.modifier.aborted(waiting, reason)
+
     def _execute(
-        self, version: Version, plan: Plan, share: Share, before: History, records: Any
+        self, version: Version, plan: Plan, share: Share, before: History, records: Offered
     ) -> tuple[list[Report], int]:
         maker = Maker(before.generation, plan.epoch, "a", plan.attempt)
         manifest, _ = planned_manifest(self.journal.history, plan)
         task = epoch_task(version.graph, plan, maker, share.tables, before, len(share.slots))
         slots = slot_tasks(version.graph, share.tables, manifest, share.slots, self.upkeep.busy())
         limit_s = None if plan.changed is None else self.options.modify_timeout
-        return self.executor.execute(version.spec, task, slots, records, limit_s)
+        names = [source.name for source in version.graph.sources]
+        return self.executor.execute(version.spec, task, slots, records(names), limit_s)
 
     def _deliver(self, epoch: Epoch) -> None:
         outputs = self.journal.history.recent[epoch].outputs
@@ -377,6 +452,11 @@ def numbers_of(history: History, last: EpochFacts | None, clock_ms: int) -> dict
         found["records"] = float(sum(last.records.values()))
         found["fetched_bytes"] = float(last.fetched_bytes)
     return found
+
+
+def has_condition(ask: object) -> bool:
+    """Whether a command waits for a condition to hold."""
+    return isinstance(ask, MigrationPlan | Modification) and ask.start.condition is not None
 
 
 def live_slots(tables: Mapping[str, RoutingTable]) -> tuple[Slot, ...]:

@@ -14,7 +14,9 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from functools import partial
 
 import msgspec
@@ -27,6 +29,7 @@ from millstream.errors import MillstreamError, StoreUnavailable, UserError
 from millstream.model.change import Calls
 from millstream.model.graph import Graph, Step, differences
 from millstream.model.kinds import State
+from millstream.model.query import SourceNode
 from millstream.model.rewrite import Rewrite, rewritten
 from millstream.model.transfers import Transfers, inverse, transfers
 from millstream.protocol.epochs import History
@@ -41,17 +44,27 @@ _LOG = logging.getLogger("millstream")
 
 MAX_TRIES = 2
 """How often Spark may fail the first epoch of a modification."""
+MAX_PLANS = 3
+"""How often it may be planned in all, by one driver after the other: what ends the driver must not end each."""
 
 
 class Modifier:
     """The versions of one driver: the one that runs, and those that are being prepared."""
 
-    def __init__(self, store: ObjectStore, version: Version, workshop: Workshop, background: bool) -> None:
-        self._store, self.workshop, self._background = store, workshop, background
+    def __init__(
+        self,
+        store: ObjectStore,
+        version: Version,
+        workshop: Workshop,
+        background: bool,
+        clock: Callable[[], int],
+        limit_s: float,
+    ) -> None:
+        self._limit_s, self._begun = limit_s, dict[int, float]()
+        self._store, self.workshop, self._background, self._clock = store, workshop, background, clock
         self.version = version
         """The one that runs."""
-        self.samples: Samples = {}
-        """Of the last epoch with records."""
+        self._samples: Samples = {}
         self._lock = threading.Lock()
         self._candidates: dict[int, Candidate] = {}
         self._versions: dict[int, Version] = {}
@@ -65,6 +78,7 @@ class Modifier:
         The query that is given may be that graph, or any that it was before: then what has been modified since is
         applied to it again. Any other is refused.
         """
+        self._samples = history.samples
         if history.graph is None:
             return
         version = self.version
@@ -106,8 +120,18 @@ class Modifier:
             for number in [number for number in self._candidates if number not in wanted]:
                 del self._candidates[number]
                 self._versions.pop(number, None)
+            for number, known in self._candidates.items():
+                slow = known.state in ("proposed", "validated") and known.changed is None
+                if slow and time.monotonic() - self._begun[number] > self._limit_s:
+                    reason = f"its code was not loaded and its graph not checked within {self._limit_s:g} s"
+                    self._candidates[number] = self._reached(number, Candidate("aborted", reason))
             fresh = [number for number in wanted if number not in self._candidates]
+            self._begun.update(dict.fromkeys(fresh, time.monotonic()))
             self._candidates.update({number: Candidate("proposed") for number in fresh})
+            for number in [number for number in fresh if history.tried.get(number, 0) >= MAX_PLANS]:
+                fresh.remove(number)
+                reason = f"its first epoch was begun {MAX_PLANS} times and never ended: each time the driver was lost"
+                self._candidates[number] = Candidate("rolled back", reason)
         for number in fresh:
             if self._background:
                 threading.Thread(
@@ -118,6 +142,11 @@ class Modifier:
         with self._lock:
             return dict(self._candidates)
 
+    def seen(self, samples: Samples, other: Iterable[str]) -> None:
+        """Takes what an epoch has seen of its sources, and forgets what was seen of those that are others now."""
+        kept = {name: few for name, few in self._samples.items() if name not in set(other)}
+        self._samples = {**kept, **samples}
+
     def of(self, changed: Changed | None) -> Version:
         """The version that an attempt runs."""
         if changed is None:
@@ -125,12 +154,38 @@ class Modifier:
         with self._lock:
             return self._versions[changed.number]
 
+    def converting(self, history: History) -> dict[str, int]:
+        """How many bytes of each state, as `step.state`, are of another type than it has now; nothing of those that are
+        done."""
+        found = {}
+        for (step, state), data in self.version.forms.items():
+            left = history.manifest.bytes_below(Family(step, state), unpacked(data).current)
+            if left:
+                found[f"{step}.{state}"] = left
+        return found
+
     def failed(self, changed: Changed, reason: str, by_user: bool) -> None:
         """An attempt with a modification was aborted."""
         with self._lock:
             count = self._failed[changed.number] = self._failed.get(changed.number, 0) + 1
             if by_user or count >= MAX_TRIES:
-                self._candidates[changed.number] = Candidate("rolled back", reason)
+                self._candidates[changed.number] = self._reached(changed.number, Candidate("rolled back", reason))
+
+    def brought(self, number: int) -> list[SourceNode]:
+        """The sources that a modification brings, once it is validated."""
+        with self._lock:
+            changed, version = self._candidates.get(number, Candidate("")).changed, self._versions.get(number)
+        if changed is None or version is None:
+            return []
+        return [version.query.sources[name] for name in changed.brings]
+
+    def aborted(self, number: int, reason: str) -> bool:
+        """What a modification needs cannot be had. Whether it was under way."""
+        with self._lock:
+            known = number in self._candidates
+            if known:
+                self._candidates[number] = self._reached(number, Candidate("aborted", reason))
+            return known
 
     def committed(self, changed: Changed) -> None:
         """The first epoch of a modification is committed."""
@@ -152,7 +207,7 @@ class Modifier:
                 stored = (undone_by, put_code(self._store, _packed(version)) if version.forms else "")
             changed = _changed(number, ask, before, version, rewrite, moved, *stored)
             self._note(number, before, Candidate("validated", changed=changed), version)
-            trouble = self.workshop.try_out(version, self.samples if ask.rehearse else {})
+            trouble = self.workshop.try_out(version, self._samples if ask.rehearse else {})
             state = Candidate("aborted", trouble) if trouble else Candidate("prepared", changed=changed)
         except StoreUnavailable as error:
             _LOG.warning("modification %d cannot be prepared now: %s", number, error)
@@ -164,6 +219,11 @@ class Modifier:
             state = Candidate("aborted", f"its code cannot be used: {type(error).__name__}: {error}")
         self._note(number, before, state)
 
+    def _reached(self, number: int, candidate: Candidate) -> Candidate:
+        """A candidate that has come to another state, with the time."""
+        before = self._candidates.get(number, Candidate("")).reached_ms
+        return replace(candidate, reached_ms={**before, candidate.state: self._clock()})
+
     def _forget(self, number: int) -> None:
         """The next epoch prepares it anew."""
         with self._lock:
@@ -172,8 +232,9 @@ class Modifier:
 
     def _note(self, number: int, before: Version, candidate: Candidate, version: Version | None = None) -> None:
         with self._lock:
-            if number in self._candidates and self.version is before:
-                self._candidates[number] = candidate
+            known = self._candidates.get(number)
+            if known is not None and known.state != "aborted" and self.version is before:
+                self._candidates[number] = self._reached(number, candidate)
                 if version is not None:
                     self._versions[number] = version
 
@@ -273,4 +334,8 @@ def _changed(
         "\n".join(moved.lines())[:4000],
         forms,
         rewrite.taken.get("maps", ()),
+        {
+            **{name: "" for name in version.query.sources if name not in before.query.sources},
+            **{name: None for name in before.query.sources if name not in version.query.sources},
+        },
     )

@@ -3,7 +3,8 @@
 Rules
 -----
 - Bounded in rows, bytes and tasks, whatever the input. It travels with the payload of the first slot and its report.
-- It is kept by the driver alone, for rehearsals of modifications, and is that of the last epoch with records.
+- Rehearsals of modifications use that of the last epoch with records of a source. A smaller one goes into a commit now
+  and then (`EVERY`), so that a driver that takes over has something to rehearse with.
 """
 
 from __future__ import annotations
@@ -17,6 +18,11 @@ SAMPLE_ROWS = 8
 SAMPLE_BYTES = 64 << 10
 SAMPLE_PARTS = 4
 """From how many map tasks a sample of a source is put together."""
+
+KEPT_BYTES = 16 << 10
+"""Of each source, in a commit."""
+EVERY = 16
+"""After how many epochs a commit has a sample again; one with the first records of a source has one, too."""
 
 Samples = Mapping[str, Sequence[bytes]]
 """For each source, record batches as Arrow streams."""
@@ -34,7 +40,47 @@ def sample_of(records: pa.RecordBatch) -> bytes:
         few = few.take(pa.array(range(few.num_rows // 2)))
     if not few.num_rows:
         return b""
+    return _written(few)
+
+
+def _written(records: pa.RecordBatch) -> bytes:
     sink = pa.BufferOutputStream()
-    with pa.ipc.new_stream(sink, few.schema) as writer:
-        writer.write_batch(few)
+    with pa.ipc.new_stream(sink, records.schema) as writer:
+        writer.write_batch(records)
     return bytes(sink.getvalue())
+
+
+def _cut(part: bytes, room: int) -> bytes:
+    """A sample of as many of its records as there is room for; nothing if there is not for one."""
+    if len(part) <= room:
+        return part
+    [few] = pa.ipc.open_stream(part)
+    while few.num_rows > 1:
+        few = few.take(pa.array(range(few.num_rows // 2)))
+        written = _written(few)
+        if len(written) <= room:
+            return written
+    return b""
+
+
+def worth_keeping(samples: Samples, known: Samples, epoch: int) -> dict[str, tuple[bytes, ...]]:
+    """What of an epoch's samples goes into its commit, where the commits before have left others.
+
+    >>> few = sample_of(pa.record_batch({"n": [1, 2]}))
+    >>> worth_keeping({"a": [few], "b": [few]}, {"b": [few]}, epoch=3) == {"a": (few,)}
+    True
+    """
+    found = {}
+    for source, parts in samples.items():
+        if source in known and epoch % EVERY:
+            continue
+        room = KEPT_BYTES
+        kept = []
+        for part in parts:
+            small = _cut(part, room)
+            if small:
+                kept.append(small)
+                room -= len(small)
+        if kept:
+            found[source] = tuple(kept)
+    return found

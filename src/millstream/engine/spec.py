@@ -172,7 +172,7 @@ def epoch_task(
         slot_count,
         lanes,
         readers,
-        {name: history.clocks.get(name, SourceClock()) for name in rules_of(graph)},
+        {name: history.clocks.get(name, SourceClock(active_ms=plan.clock_ms)) for name in rules_of(graph)},
         {step.name: history.watermarks.get(step.name, NO_TIME) for step in graph.steps if step.timed},
         plan.idle,
         plan.stated,

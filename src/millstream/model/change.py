@@ -20,12 +20,15 @@ import pyarrow as pa
 from millstream.errors import UserError
 from millstream.model.carry import Carry, Convert, Drop, Fresh, convert
 from millstream.model.computation import Computation, check_computation
-from millstream.model.query import InputNode, Query, Stream, check_name
-from millstream.model.rewrite import KINDS, Rewrite, copied, readers_of, rewired, rewrite_of
+from millstream.model.query import InputNode, Query, StepNode, Stream, check_name
+from millstream.model.rewrite import KINDS, Rewrite, copied, ordered, readers_of, rewired, rewrite_of
+from millstream.model.sinks import Parquet, Sink
 from millstream.model.types import format_schema
 
 Names = str | Sequence[str]
-VERBS = ("insert", "replace", "remove", "rename")
+VERBS = ("source", "insert", "sink", "replace", "remove", "rename", "shadow", "cut_over")
+SHADOW = "_shadow"
+"""How the name of a step that is built beside another one ends."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,21 +82,21 @@ def _is_plain(given: Any) -> bool:
         return all(map(_is_plain, given))
     if isinstance(given, Convert):
         return isinstance(given.fn, Shipped)
-    return given is None or isinstance(given, str | bool | Shipped | Carry | Fresh | Drop)
+    return given is None or isinstance(given, str | bool | Shipped | Carry | Fresh | Drop | Parquet)
 
 
-Verb = TypeVar("Verb", bound=Callable[..., None])
+Verb = TypeVar("Verb", bound=Callable[..., Any])
 
 
-def _or_not(verb: Verb) -> Verb:
+def _all_or_nothing(verb: Verb) -> Verb:
     """A verb of a change that is refused has changed nothing: whoever goes on has what was there before."""
 
     @functools.wraps(verb)
-    def whole(change: Change, *args: Any, **given: Any) -> None:
+    def whole(change: Change, *args: Any, **given: Any) -> Any:
         nodes = {kind: dict(getattr(change.query, kind)) for kind in KINDS}
         were, states = dict(change._were), dict(change._states)
         try:
-            verb(change, *args, **given)
+            return verb(change, *args, **given)
         except BaseException:
             for kind, known in nodes.items():
                 setattr(change.query, kind, known)
@@ -143,7 +146,21 @@ class Change:
         self._check_stream(name)
         return Stream(self.query, (name,))
 
-    @_or_not
+    @_all_or_nothing
+    def source(self, name: str, frame: Callable[[Any], Any], **options: Any) -> Stream:
+        """Adds a source: a function of a reader, with the options of `Query.source`. It is read from its beginning, as
+        Spark understands that, from the epoch on in which the change takes effect."""
+        if name in self._before.sources and name not in self.query.sources:
+            raise UserError(f"source {name!r}: this change removes one of that name; give the new one another name")
+        made = self.query.source(name, frame, **options)
+        if frame is not None and (not callable(frame) or hasattr(frame, "isStreaming")):
+            raise UserError(
+                f"source {name!r}: found {frame!r}; a source that comes while the query runs is a function of a "
+                "reader: lambda read: read.format(...).load()"
+            )
+        return made
+
+    @_all_or_nothing
     def insert(
         self,
         name: str,
@@ -195,6 +212,11 @@ class Change:
             rewired(self.query, reader, dict.fromkeys(streams, made.name))
             self._once(reader)
 
+    @_all_or_nothing
+    def sink(self, name: str, sink: Sink, *, after: str) -> None:
+        """Adds a sink for the stream `after`."""
+        self.stream(after).sink(name, sink)
+
     def _once(self, reader: str) -> None:
         """Lets one read each stream once where it has come to read it twice."""
         if reader in self.query.steps:
@@ -223,7 +245,7 @@ class Change:
             raise UserError(f"insert {name!r}: say by which columns its records are keyed: key='user'")
         return keys.pop()
 
-    @_or_not
+    @_all_or_nothing
     def replace(
         self,
         name: str,
@@ -262,12 +284,7 @@ class Change:
             checked = node.computation if computation is None else check_computation(computation)
         except UserError as error:
             raise UserError(f"replace {name!r}: {error}") from error
-        inputs = node.inputs
-        if key is not None:
-            columns = tuple(_several("key", key))
-            if len({given.name for given in inputs}) > 1:
-                raise UserError(f"replace {name!r}: it has several inputs, each with a key of its own; insert it anew")
-            inputs = tuple(InputNode(given.name, given.stream, columns) for given in inputs)
+        inputs = self._keyed_anew("replace", node, key)
         scratch = copied(self.query)  # the checks of `compute`, under the same name
         del scratch.steps[name]
         scratch._add_step(
@@ -275,6 +292,15 @@ class Change:
         )
         self.query.steps[name] = scratch.steps[name]
         self._states[name] = {"": state} if not isinstance(state, Mapping) else dict(state)
+
+    @staticmethod
+    def _keyed_anew(verb: str, node: StepNode, key: Names | None) -> tuple[InputNode, ...]:
+        if key is None:
+            return node.inputs
+        columns = tuple(_several("key", key))
+        if len({given.name for given in node.inputs}) > 1:
+            raise UserError(f"{verb} {node.name!r}: it has several inputs, each with a key of its own; insert it anew")
+        return tuple(InputNode(given.name, given.stream, columns) for given in node.inputs)
 
     def _replace_map(self, name: str, function: Any, keep: Any, map: Any, output: str | None) -> None:
         each = self.query.maps[name]
@@ -295,9 +321,10 @@ class Change:
             stream.map_batches(name, map, output=shown, event_time=each.time)
         self.query.maps[name] = scratch.maps[name]
 
-    @_or_not
+    @_all_or_nothing
     def remove(self, name: str, *, reconnect: bool = False, cut: bool = False) -> None:
-        """Takes out a step, a map or a sink. The state of a step is dropped.
+        """Takes out a step, a map, a sink or a source. The state of a step is dropped. Nothing can take the place of a
+        source, so what reads it must be cut, or be removed first.
 
         If others read it, say what they shall do: with `reconnect` they read what it read (but nobody gets that for its
         late records and dead letters: those are cut), with `cut` they lose that input, and its sinks go with it.
@@ -307,10 +334,11 @@ class Change:
         if name in self.query.sinks:
             del self.query.sinks[name]
             return
-        if name in self.query.sources:
-            raise UserError(f"remove {name!r}: it is a source, and sources cannot be removed from a running query")
-        if name not in self.query.steps and name not in self.query.maps:
-            raise UserError(f"remove {name!r}: the query has no step, map or sink of that name; {self._named('steps')}")
+        holder = next((nodes for nodes in self._holders() if name in nodes), None)
+        if holder is None:
+            raise UserError(
+                f"remove {name!r}: the query has no step, map, sink or source of that name; {self._named('steps')}"
+            )
         made = [name, *(f"{name}.{each}" for each in self._outputs(name))]
         readers = {reader for stream in made for reader in readers_of(self.query, stream) if reader != name}
         if readers and not reconnect and not cut:
@@ -323,11 +351,18 @@ class Change:
         else:
             for reader in sorted(readers):
                 self._cut(name, reader, made)
-        del (self.query.steps if name in self.query.steps else self.query.maps)[name]
+        del holder[name]
         self._states.pop(name, None)
         self._were.pop(name, None)
 
+    def _holders(self) -> tuple[dict[str, Any], ...]:
+        return self.query.steps, self.query.maps, self.query.sources
+
     def _reconnect(self, name: str, readers: Collection[str], made: Sequence[str]) -> None:
+        if name in self.query.sources:
+            raise UserError(
+                f"remove {name!r}: a source reads nothing that others could read in its place; say cut=True"
+            )
         streams = (
             self.query.maps[name].streams
             if name in self.query.maps
@@ -354,7 +389,57 @@ class Change:
         if not left:
             raise UserError(f"remove {name!r}: {reader!r} would be left without an input; remove it first")
 
-    @_or_not
+    @_all_or_nothing
+    def shadow(
+        self,
+        name: str,
+        computation: type[Computation] | Computation | None = None,
+        *,
+        key: Names | None = None,
+        late: str | None = None,
+        on_error: str | None = None,
+        productions: str | None = None,
+    ) -> None:
+        """Builds what a step shall become beside it: a step of another key, or another computation, which reads the
+        same streams, under the name of the step with `_shadow` at its end. Nobody reads it until a later change lets it
+        take the step's place, with `cut_over`. Its state begins empty, and can be looked at meanwhile."""
+        if name not in self.query.steps:
+            raise UserError(f"shadow {name!r}: the query has no step of that name; {self._named('steps')}")
+        node = self.query.steps[name]
+        inputs = self._keyed_anew("shadow", node, key)
+        self.query._add_step(
+            f"{name}{SHADOW}",
+            inputs,
+            node.computation if computation is None else computation,
+            late or node.late,
+            on_error or node.on_error,
+            productions or node.productions,
+        )
+
+    @_all_or_nothing
+    def cut_over(self, name: str) -> None:
+        """Lets the step that `shadow` has built take the place of the one it was built for, whose state is dropped.
+        What the old one had sent to its readers stays sent."""
+        built = f"{name}{SHADOW}"
+        for each in (name, built):
+            if each not in self.query.steps:
+                raise UserError(f"cut_over {name!r}: the query has no step {each!r}; {self._named('steps')}")
+        outputs = [name, *(f"{name}.{each}" for each in self._outputs(name))]
+        known = {built, *(f"{built}.{each}" for each in self._outputs(built))}
+        swapped: dict[str, str | None] = {stream: built + stream.removeprefix(name) for stream in outputs}
+        for reader in sorted({reader for stream in outputs for reader in readers_of(self.query, stream)} - {name}):
+            lost = [stream for stream in outputs if reader in readers_of(self.query, stream)]
+            missing = [stream for stream in lost if swapped[stream] not in known]
+            if missing:
+                raise UserError(
+                    f"cut_over {name!r}: {reader!r} reads {missing[0]!r}, and {built!r} makes no such output"
+                )
+            rewired(self.query, reader, swapped)
+        self.remove(name)
+        self.rename(built, name)
+        self.query.steps = ordered(self.query)
+
+    @_all_or_nothing
     def rename(self, old: str, new: str) -> None:
         """Calls a step otherwise. Its state goes with it."""
         if old not in self.query.steps:

@@ -79,8 +79,9 @@ def transfers(old: Graph, new: Graph, rewrite: Rewrite) -> Transfers:
 
 def inverse(old: Graph, new: Graph, before: Query, after: Query, rewrite: Rewrite, moved: Transfers) -> Rewrite | None:
     """The rewrite that undoes another, which made `after` of `before`; None if state was converted, and cannot be
-    changed back. What was dropped begins empty again."""
-    if moved.lifts:
+    changed back, or if a source was taken out, which would be read from its beginning again. What was dropped begins
+    empty again."""
+    if moved.lifts or rewrite.taken.get("sources"):
         return None
     were, are = ({step.name: step.families for step in graph.steps} for graph in (old, new))
     names = {to: name for name, to in rewrite.renamed.items()}
@@ -146,7 +147,7 @@ def _replaced(
             if step.key_types != target.key_types:
                 raise UserError(
                     f"step {target.name!r}: {name!r} cannot be carried: the key was {_types(step)}, and would be "
-                    f"{_types(target)}; say fresh(), and drop() for the old"
+                    f"{_types(target)}; say fresh(), or build the new one beside it first, with shadow() and cut_over()"
                 )
             taken[source] = name
             families[step.name, source] = (target.name, name)

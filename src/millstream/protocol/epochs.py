@@ -101,7 +101,7 @@ class Commit:
     `edits` are of segments that the epoch's own writes took up; those of compactions are in the plan. `clocks` are of
     the sources and `watermarks` of the steps, after the epoch; `late` and `dead_letters` count records of each step.
     `passed` are the watermarks that steps with holds have passed on. `workers` are the slots that were placed on each
-    worker, told only when that has changed.
+    worker, told only when that has changed. `samples` are a few records of some sources, told now and then.
     """
 
     epoch: Epoch
@@ -117,6 +117,7 @@ class Commit:
     dead_letters: dict[str, int] = field(default_factory=dict)
     passed: dict[str, int] = field(default_factory=dict)
     workers: dict[str, tuple[int, ...]] | None = None
+    samples: dict[str, tuple[bytes, ...]] = field(default_factory=dict)
 
 
 Entry = Claim | Plan | Abort | Commit
@@ -169,6 +170,9 @@ class History:
     workers: dict[str, tuple[int, ...]] = field(default_factory=dict)
     fetch_limit: int = 0
     modified: tuple[Applied, ...] = ()
+    samples: dict[str, tuple[bytes, ...]] = field(default_factory=dict)
+    tried: dict[int, int] = field(default_factory=dict)
+    """How often the first epoch of a modification that is under way has been planned, by the command's number."""
 
     @property
     def version(self) -> int:
@@ -199,17 +203,24 @@ class History:
                     raise InvariantViolation(f"the clock of a plan goes back from {self.clock_ms} to {entry.clock_ms}")
                 if entry.control < self.control:
                     raise InvariantViolation(f"a plan hears command {entry.control} again, {self.control} is next")
-                return replace(self, plan=entry, attempts=self.attempts + 1)
+                tried = self.tried
+                if entry.changed is not None:
+                    number = entry.changed.number
+                    tried = {**tried, number: tried.get(number, 0) + 1}
+                return replace(self, plan=entry, attempts=self.attempts + 1, tried=tried)
             case Abort():
                 self._ends_plan(entry)
                 return replace(self, plan=None)
             case Commit():
                 return self._committed(self._ends_plan(entry), entry)
 
-    def followed(self, steps: Mapping[str, str | None]) -> History:
-        """The same, with steps called otherwise, or taken out."""
+    def followed(self, changed: Changed) -> History:
+        """The same, with steps called otherwise, or taken out. Sources that come or go have no time."""
+        steps = changed.steps
         return replace(
             self,
+            clocks={name: clock for name, clock in self.clocks.items() if name not in changed.sources},
+            samples={name: few for name, few in self.samples.items() if name not in changed.sources},
             tables=followed(self.tables, steps),
             watermarks=followed(self.watermarks, steps),
             late=followed(self.late, steps),
@@ -228,7 +239,7 @@ class History:
         manifest, dropped = planned_manifest(self, plan)
         manifest, more = manifest.edited(commit.edits)
         dropped += more
-        before = self if plan.changed is None else self.followed(plan.changed.steps)
+        before = self if plan.changed is None else self.followed(plan.changed)
         for known, marks in ((before.watermarks, commit.watermarks), (before.passed, commit.passed)):
             for name, mark in marks.items():
                 if mark < known.get(name, NO_TIME):
@@ -237,6 +248,7 @@ class History:
         released.update(dict.fromkeys(dropped, commit.epoch))
         recent = {at: what for at, what in self.recent.items() if at >= commit.oldest}
         recent[commit.epoch] = Committed(plan.offsets, commit.outputs, commit.records)
+        outcomes = remembered(self.outcomes, plan.outcomes)
         return replace(
             self,
             spark_query=plan.spark_query,
@@ -250,15 +262,21 @@ class History:
             attempts=0,
             plan=None,
             clock_ms=plan.clock_ms,
-            clocks={**self.clocks, **commit.clocks},
+            clocks={**before.clocks, **commit.clocks},
             watermarks={**before.watermarks, **commit.watermarks},
             late=_sums([before.late, commit.late]),
             dead_letters=_sums([before.dead_letters, commit.dead_letters]),
             passed={**before.passed, **commit.passed},
             control=plan.control,
-            outcomes=remembered(self.outcomes, plan.outcomes),
+            outcomes=outcomes,
             workers=self.workers if commit.workers is None else commit.workers,
             modified=self.modified if plan.changed is None else (*self.modified, _applied(plan.changed, plan.epoch)),
+            samples={**before.samples, **commit.samples},
+            tried={
+                number: count
+                for number, count in self.tried.items()
+                if number in outcomes and not outcomes[number].over
+            },
         )
 
 
@@ -285,6 +303,7 @@ def _applied(changed: Changed, epoch: Epoch) -> Applied:
         changed.inverse,
         changed.forms,
         {**changed.steps, **dict.fromkeys(changed.maps)},
+        changed.sources,
     )
 
 

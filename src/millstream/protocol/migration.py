@@ -80,7 +80,9 @@ class MigrationPlan:
     generation: int = 0
     """Of the driver that has this worker, if one is to be emptied: its name means nothing to others."""
     fetch_limit: int = 0
-    """The bytes per second at which a slot fetches what it does not hold; 0 if that is not known."""
+    """The bytes per second at which a worker fetches what it does not hold; 0 if that is not known."""
+    placement: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    """The slots of each worker, when it was planned. Others are taken to get workers of their own."""
 
     def after(self, tables: Mapping[str, RoutingTable], number: int) -> dict[str, RoutingTable]:
         """The tables after round `number`, of the steps that it changes."""
@@ -111,11 +113,11 @@ class MigrationPlan:
 
     @property
     def stall_bytes(self) -> int:
-        """The most that one slot receives in one round: what the slowest epoch waits for."""
-        return _Sums(self).to_one_slot[1]
+        """The most that one worker receives in one round: what the slowest epoch waits for."""
+        return _Sums(self).to_one_worker
 
     def expected_stall_s(self, bytes_per_second: float) -> float:
-        """How long the slowest epoch waits, if nothing is at its target yet and each slot fetches at this rate."""
+        """How long the slowest epoch waits, if nothing is at its target yet and each worker fetches at this rate."""
         return self.stall_bytes / bytes_per_second
 
     def __str__(self) -> str:
@@ -153,7 +155,7 @@ class MigrationPlan:
         yield f"at most: {_load_text(*sums.in_one_round)} in a round; {one_slot} to one slot in a round"
         if self.fetch_limit:
             stall = self.expected_stall_s(self.fetch_limit)
-            yield f"expected stall: up to {stall:.3g} s in an epoch, at {size_text(self.fetch_limit)}/s for each slot"
+            yield f"expected stall: up to {stall:.3g} s in an epoch, at {size_text(self.fetch_limit)}/s for each worker"
 
     def _beginning(self) -> str:
         due = []
@@ -171,11 +173,14 @@ class MigrationPlan:
 class _Sums:
     """Loads, each a pair of bins and bytes: of each pair of slots, and the largest of a round and of a slot in a round.
 
-    A bin that several steps move in one round counts once.
+    A bin that several steps move in one round counts once. `to_one_worker` are the most bytes that a worker receives in
+    a round.
     """
 
     def __init__(self, plan: MigrationPlan) -> None:
         self.pairs: dict[tuple[Slot, Slot], tuple[int, int]] = {}
+        self.to_one_worker = 0
+        hosts = {slot: worker for worker, slots in plan.placement.items() for slot in slots}
         self.in_one_round = self.to_one_slot = (0, 0)
         for moves in plan.rounds:
             counted: set[tuple[Slot, Slot, Range]] = set()
@@ -188,6 +193,11 @@ class _Sums:
                 self.pairs[way] = (before[0] + bins, before[1] + move.bytes)
                 before = received.get(move.target, (0, 0))
                 received[move.target] = (before[0] + bins, before[1] + move.bytes)
+            at_worker: dict[object, int] = {}
+            for slot, (_, size) in received.items():
+                host = hosts.get(slot, slot)
+                at_worker[host] = at_worker.get(host, 0) + size
+            self.to_one_worker = max(self.to_one_worker, *at_worker.values(), 0)
             loads = list(received.values())
             if loads:
                 whole = (sum(bins for bins, _ in loads), sum(size for _, size in loads))

@@ -8,6 +8,9 @@ Rules
   whom. A commit makes it real; an attempt that is aborted has changed nothing (G3, G6).
 - It waits for migrations that are moving a step it renames or takes out; these never wait for it (G5).
 - If user code fails in its first epoch, the next attempt runs without it: it is rolled back as a whole.
+- One that brings sources takes effect with the first epoch of a stream that reads them, or else their first records
+  would be lost. So it is asked for (`Steering.wanted`) when all else is ready, and if it then does not come to it, it
+  waits for another stream, in which its sources have other names and begin anew.
 
 `LIFE` is its life cycle, and what may follow each state.
 """
@@ -49,8 +52,6 @@ class Modification:
     text: str = ""
     """What it does, in words."""
     start: Start = AT_ONCE
-    reverts: int = -1
-    """The number of the modification that it undoes; -1 for none."""
     trial: bool = False
     """Whether it is only to be validated and prepared, and never takes effect."""
     rehearse: bool = True
@@ -84,6 +85,13 @@ class Changed:
     """Where the forms of all states are; empty if no type has ever changed."""
     maps: tuple[str, ...] = ()
     """The maps that it takes out."""
+    sources: dict[str, str | None] = field(default_factory=dict)
+    """The sources that it brings, and what each is called by the stream that reads it; None for one it takes out."""
+
+    @property
+    def brings(self) -> tuple[str, ...]:
+        """The sources that a stream must read before it can take effect."""
+        return tuple(name for name, called in self.sources.items() if called is not None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +110,8 @@ class Applied:
     forms: str = ""
     names: dict[str, str | None] = field(default_factory=dict)
     """The steps and maps that are called otherwise since, or are gone."""
+    sources: dict[str, str | None] = field(default_factory=dict)
+    """As of `Changed`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +121,21 @@ class Candidate:
     state: str
     reason: str = ""
     changed: Changed | None = None
+    reached_ms: dict[str, int] = field(default_factory=dict)
+    """When it came to the states it has been in, by the driver's clock."""
+    waits: bool = False
+    """Whether the stream that runs does not read its sources yet."""
+
+
+def called(modified: Sequence[Applied], sources: Iterable[str]) -> dict[str, str]:
+    """What each source is called by the stream that reads it: its own name, unless a modification has brought it. A
+    name that comes back is another source, and must not begin where the first one was left.
+
+    >>> called([], ["orders"])
+    {'orders': 'orders'}
+    """
+    said = {name: given for applied in modified for name, given in applied.sources.items()}
+    return {name: said.get(name) or name for name in sources}
 
 
 def undoing(modified: Sequence[Applied], number: int) -> tuple[str, str]:
@@ -124,7 +149,10 @@ def undoing(modified: Sequence[Applied], number: int) -> tuple[str, str]:
         if shared:
             return "", f"command {later.number} ({later.text}) has changed {shared[0]!r} since; revert that first"
     if not found.inverse:
-        return "", f"the state of command {number} ({found.text}) cannot be changed back; replace the step instead"
+        return "", (
+            f"what command {number} ({found.text}) did cannot be undone: state was converted, or a source was taken "
+            "out; make another change instead"
+        )
     return found.inverse, ""
 
 

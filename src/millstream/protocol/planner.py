@@ -39,7 +39,7 @@ Steps = str | Sequence[str] | None
 class Layout:
     """Where the state of a query lies: what plans are made from.
 
-    `placement` says which slots each worker has; `fetch_limit` is the rate at which a slot fetches what it does not
+    `placement` says which slots each worker has; `fetch_limit` is the rate at which a worker fetches what it does not
     hold, in bytes per second, or 0 if that is not known.
     """
 
@@ -138,12 +138,14 @@ def plan_drain(
 ) -> MigrationPlan:
     """Everything that the slots of a worker own goes to those of the others, so that these end up even.
 
-    Even in bytes, or if there is no state yet, in width.
+    Even in bytes, or if there is no state yet, in width. Only if that is of all steps, the worker leaves.
     """
     if not isinstance(worker, str) or worker not in layout.placement:
         raise UserError(f"no worker {worker!r}; the query runs on {_list(sorted(layout.placement)) or 'none'}")
     if len(layout.placement) == 1:
-        raise UserError(f"worker {worker!r} is the only one: add another, then drain it")
+        raise UserError(
+            f"worker {worker!r} is the only one with slots: rescale to more slots, or add a worker, then drain it"
+        )
     leaving = np.array(sorted(layout.placement[worker]), np.int64)
     staying = sorted(layout.owners - set(leaving.tolist()))
     found = _groups(layout, steps)
@@ -156,7 +158,8 @@ def plan_drain(
     final = pool.owners.copy()
     if gone.any():
         final[gone] = np.array(staying)[_poured(pool.loads(max(layout.owners))[staying], pool.weights[gone])]
-    return _plan(layout, "drain", pool.split(final), strategy, at, drains=worker)
+    whole = {name for cells in found for name in cells.steps} == set(layout.tables)
+    return _plan(layout, "drain", pool.split(final), strategy, at, drains=worker if whole else "")
 
 
 def plan_balance(
@@ -547,6 +550,7 @@ def _plan(
         drains=drains,
         generation=layout.generation if drains else 0,
         fetch_limit=layout.fetch_limit,
+        placement={worker: tuple(sorted(slots)) for worker, slots in sorted(layout.placement.items())},
     )
 
 

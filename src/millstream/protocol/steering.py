@@ -79,13 +79,23 @@ class Outcome:
     """When the driver heard it, by the driver's clock."""
     over_ms: int = 0
     """When it was over, by the driver's clock; 0 before."""
+    reached_ms: dict[str, int] = field(default_factory=dict)
+    """Of a modification: when it came to be `validated` and `prepared`, by the driver's clock."""
     stall_ms: float = 0.0
     """How long the longest of its epochs took, as far as its driver has seen them."""
+    empty_ms: int = 0
+    """Of a drain: when nothing ran on the worker any more, by the driver's clock; 0 before."""
 
     @property
     def over(self) -> bool:
         """Whether nothing more will come of it."""
         return not STATES[self.state]
+
+
+def leaving(outcome: Outcome, generation: int) -> bool:
+    """Whether it is a drain that is done, by this driver, of a worker on which something still runs."""
+    done = outcome.drains and outcome.state == "done" and outcome.generation == generation
+    return bool(done and not outcome.empty_ms and not outcome.reason)
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,8 +124,8 @@ class Heard:
 @dataclass(frozen=True, slots=True)
 class Facts:
     """What a decision is made from. `plans` are what the commands ask for that are waiting or running, but for those
-    that are `unread`, because the store cannot be read now. `workers` are those that the last epoch ran on. `version`
-    is that of the graph, and `candidates` are the modifications that are being prepared.
+    that are `unread`, because the store cannot be read now. `workers` are those of the last epoch, and their slots.
+    `version` is that of the graph, and `candidates` are the modifications that are being prepared.
     """
 
     store: str
@@ -128,13 +138,15 @@ class Facts:
     outcomes: Mapping[int, Outcome]
     plans: Mapping[int, MigrationPlan | Modification]
     unread: Collection[int] = ()
-    workers: Collection[str] = ()
+    workers: Mapping[str, Collection[int]] = field(default_factory=dict)
     version: int = 0
     candidates: Mapping[int, Candidate] = field(default_factory=dict)
     took_ms: float = 0.0
     """How long the last committed epoch took; 0 if that is not known."""
     numbers: Mapping[str, float] = field(default_factory=dict)
     """What is known of `conditions.METRICS`."""
+    empty: Mapping[str, str] = field(default_factory=dict)
+    """The workers that have been drained and on which nothing runs; or why that cannot be brought about."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,6 +158,8 @@ class Steering:
     control: int
     changed: Changed | None = None
     """The modification that takes effect."""
+    wanted: int = -1
+    """The modification that waits for a stream with its sources, and for nothing else; -1 if none does."""
 
 
 def remembered(known: Mapping[int, Outcome], changed: Sequence[Outcome]) -> dict[int, Outcome]:
@@ -169,7 +183,7 @@ def steer(facts: Facts, heard: Sequence[Heard]) -> Steering:
     course.go_on()
     course.modify()
     outcomes = tuple(course.changed[number] for number in sorted(course.changed))
-    return Steering(course.tables, outcomes, course.control, course.modified)
+    return Steering(course.tables, outcomes, course.control, course.modified, course.wanted)
 
 
 class _Course:
@@ -187,6 +201,7 @@ class _Course:
                 self.plans[number] = plan
         self.changed: dict[int, Outcome] = {}
         self.modified: Changed | None = None
+        self.wanted = -1
 
     def note(self, outcome: Outcome) -> None:
         if outcome.over and not outcome.over_ms:
@@ -198,7 +213,7 @@ class _Course:
             self.live[outcome.number] = outcome
 
     def look_back(self) -> None:
-        """Notes how long the last epoch took, for the commands that had a part in it."""
+        """Notes how long the last epoch took, for the commands that had a part in it; and which workers are empty."""
         for number, outcome in self.facts.outcomes.items():
             mine = 0 <= outcome.began <= self.facts.epoch - 1 <= outcome.last
             if mine and self.facts.took_ms > outcome.stall_ms:
@@ -206,6 +221,9 @@ class _Course:
                 self.changed[number] = seen
                 if number in self.live:
                     self.live[number] = seen
+            if outcome.drains in self.facts.empty and leaving(outcome, self.facts.generation):
+                known, trouble = self.changed.get(number, outcome), self.facts.empty[outcome.drains]
+                self.changed[number] = replace(known, reason=trouble, empty_ms=0 if trouble else self.facts.clock_ms)
 
     def answer(self, heard: Heard) -> None:
         self.control = heard.number + 1
@@ -274,17 +292,26 @@ class _Course:
                 self._take_on(outcome, ask, candidate)
 
     def _take_on(self, outcome: Outcome, ask: Modification, candidate: Candidate) -> None:
+        outcome = replace(outcome, reached_ms={**outcome.reached_ms, **candidate.reached_ms})
         if candidate.state in ("aborted", "rolled back"):
             self.note(replace(outcome, state=candidate.state, reason=candidate.reason[:2000]))
         elif candidate.state == "prepared" and candidate.changed is not None and ask.trial:
             text = "\n".join(filter(None, [f"would {ask.text}", candidate.changed.told]))
             self.note(replace(outcome, state="done", text=text))
-        elif candidate.state == "prepared" and candidate.changed is not None and self._may_change(ask, candidate):
+        elif candidate.state == "prepared" and not candidate.waits and self._may_change(ask, candidate):
             self.modified = candidate.changed
             epoch = self.facts.epoch
             self.note(replace(outcome, state="committed", rounds=1, done=1, began=epoch, last=epoch))
-        elif candidate.state in LIFE and _further(candidate.state, outcome.state):
-            self.note(replace(outcome, state=candidate.state))
+        else:
+            if (
+                candidate.state == "prepared"
+                and self.wanted < 0
+                and candidate.waits
+                and self._may_change(ask, candidate)
+            ):
+                self.wanted = outcome.number
+            if candidate.state in LIFE and _further(candidate.state, outcome.state):
+                self.note(replace(outcome, state=candidate.state))
 
     def _may_change(self, ask: Modification, candidate: Candidate) -> bool:
         """Whether it is time, and nobody is moving what would be called otherwise, or gone."""
@@ -297,7 +324,9 @@ class _Course:
             if outcome.state == "running" and number in self.plans
             for step in self.plans[number].versions
         }
-        due = ask.start.reached(facts.epoch, facts.clock_ms, watermark, facts.numbers)
+        opened = bool(changed.brings) and not candidate.waits  # it was due when the stream was asked for
+        due = opened or ask.start.reached(facts.epoch, facts.clock_ms, watermark, facts.numbers)
+        due = due and not any(self.live[number].state == "running" for number in facts.unread if number in self.live)
         return due and not moving & set(changed.steps)
 
     def _judged(self, outcome: Outcome, plan: MigrationPlan, due: bool = False) -> Outcome:
@@ -305,6 +334,7 @@ class _Course:
         trouble = misfit(plan, self.facts, self.tables)
         late = "" if due else _past(plan, self.facts, outcome.at_ms)
         stale = "" if trouble else late or staleness(plan, self.tables) or _renamed(plan, self.facts)
+        stale = stale or ("" if trouble else _moved_in(plan, self.facts))
         stale = stale or ("" if trouble else self._conflict(plan, due))
         # The moves fitted these versions when they were heard, and a version is one table.
         trouble = trouble or stale or ("" if due else _broken(plan, self.tables))
@@ -315,6 +345,8 @@ class _Course:
         if not due and plan.start != Start():
             return ""
         for number, outcome in self.live.items():
+            if outcome.state == "running" and number in self.facts.unread:
+                return f"command {number} ({outcome.verb}) is under way, and cannot be read just now; plan again"
             shared = sorted(set(plan.versions) & set(self.plans[number].versions)) if number in self.plans else []
             if outcome.state == "running" and shared:
                 return (
@@ -394,6 +426,15 @@ def _renamed(plan: MigrationPlan, facts: Facts) -> str:
     if plan.drains and facts.workers and plan.drains not in facts.workers:
         return f"worker {plan.drains[:40]!r} is gone; there are {', '.join(sorted(facts.workers))}"
     return ""
+
+
+def _moved_in(plan: MigrationPlan, facts: Facts) -> str:
+    """Why a drain would not empty its worker: a slot has been placed there since it was planned."""
+    if not plan.drains or plan.versions.keys() != facts.tables.keys():
+        return ""
+    emptied = {move.origin for moves in plan.rounds for move in moves}
+    other = sorted(set(facts.workers.get(plan.drains, ())) - emptied)
+    return f"worker {plan.drains[:40]!r} has slot {other[0]} by now, which the plan does not empty" if other else ""
 
 
 def _past(plan: MigrationPlan, facts: Facts, sent_ms: int) -> str:

@@ -3,13 +3,17 @@
 Rules
 -----
 - One job per attempt: route, exchange, host, reports.
-- Placement is chosen anew at each attempt from the executors that Spark reports, and is never part of a plan.
+- Placement is chosen anew at each attempt from the executors that Spark reports, and is never part of a plan. One that
+  Spark is about to take away (decommissioning) gets no more tasks from Spark, so it has no more slots either.
+- A worker that has been drained is decommissioned, so that Spark runs nothing else there: that is up to this session's
+  scheduler alone. Where `spark.decommission.enabled` is set, the executor then ends by itself.
 - A job that Spark gives up is an `ExecutionFailed`: the attempt is aborted and planned again.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+import logging
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
 import msgspec
@@ -31,6 +35,8 @@ from millstream.spark.limits import time_limit
 from millstream.spark.session import is_local
 from millstream.store.names import Maker
 
+_LOG = logging.getLogger("millstream")
+
 
 class SparkExecutor:
     """Runs attempts on a Spark session."""
@@ -42,6 +48,7 @@ class SparkExecutor:
         self._workers: dict[str, str] = {}
         self._placed: dict[int, str] = {}
         self._known: frozenset[str] = frozenset()
+        self._leaving: frozenset[str] = frozenset()
 
     def execute(
         self, spec: bytes, task: EpochTask, slots: Sequence[SlotTask], records: DataFrame, limit_s: float | None = None
@@ -98,17 +105,54 @@ class SparkExecutor:
             (f"executor_{hosts[placed[slot]]}_{placed[slot]}",) if placed.get(slot) in hosts else () for slot in slots
         )
 
+    def retire(self, workers: Collection[str]) -> dict[str, str]:
+        others = set(self.workers()) - set(workers)
+        context: Any = self._spark.sparkContext._jsc.sc()
+        jvm: Any = self._spark.sparkContext._jvm
+        if self._local or not others:
+            return dict.fromkeys(workers, "there is no other worker by now, so Spark goes on using it")
+        try:
+            told = set(workers) & set(self._workers)
+            for worker in sorted(told):
+                info = jvm.org.apache.spark.scheduler.ExecutorDecommissionInfo(
+                    "drained by Millstream", jvm.scala.Option.apply(None)
+                )
+                context.schedulerBackend().decommissionExecutor(worker, info, False, False)
+            running = context.taskScheduler().runningTasksByExecutors()
+            busy = {worker for worker in workers if running.contains(worker) and running.apply(worker) > 0}
+        except Py4JError:
+            why = "it has no slots, but this cluster's scheduler cannot be told to run nothing else there"
+            return dict.fromkeys(workers, why)
+        return {worker: "" for worker in workers if worker not in busy | told}  # what was just told may be on its way
+
+    def _summaries(self) -> Iterator[Any]:
+        context: Any = self._spark.sparkContext._jsc.sc()
+        summaries = context.statusStore().executorList(True)
+        return (summaries.apply(i) for i in range(summaries.size()))
+
+    def _decommissioned(self) -> frozenset[str]:
+        """The executors that get no more tasks because they are about to go."""
+        if self._local:
+            return frozenset()
+        context: Any = self._spark.sparkContext._jsc.sc()
+        try:
+            leaving = context.schedulerBackend().executorsPendingDecommission()
+            found = frozenset(filter(None, str(leaving.keysIterator().mkString(",")).split(",")))
+        except Py4JError:  # a scheduler that does not decommission, or one that was just changing it
+            return self._leaving
+        for worker in sorted(found - self._leaving):
+            _LOG.info("worker %s is being decommissioned: its slots go to others", worker)
+        self._leaving = found
+        return found
+
     def workers(self) -> dict[str, str]:
-        """The executors that Spark reports now: id and host."""
+        """The executors that Spark reports now and gives tasks to: id and host."""
         context: Any = self._spark.sparkContext._jsc.sc()
         ids = context.getExecutorIds()
         present = {ids.apply(i) for i in range(ids.size())}
+        present = present - self._decommissioned() or present
         if present != set(self._workers):
-            summaries = context.statusStore().executorList(True)
-            hosts = {}
-            for i in range(summaries.size()):
-                summary = summaries.apply(i)
-                hosts[summary.id()] = summary.hostPort().rsplit(":", 1)[0]
+            hosts = {summary.id(): summary.hostPort().rsplit(":", 1)[0] for summary in self._summaries()}
             self._workers = {worker: hosts[worker] for worker in present if worker in hosts}
         return self._workers
 

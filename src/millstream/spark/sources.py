@@ -8,14 +8,16 @@ Rules
   A source made from a reader gets default limits, which the user's own options override.
 - Structured Streaming runs no epoch without data, so a ticker makes one a second: commands, and later timers, make
   progress on an idle stream. It carries no records. It is always there, whatever the trigger: Spark refuses a
-  checkpoint whose number of sources has changed.
+  checkpoint whose number of sources has changed, unless they have names.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import pyarrow as pa
+from pyspark.errors import PySparkException
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as sql
 from pyspark.sql.pandas.types import to_arrow_schema
@@ -24,7 +26,7 @@ from pyspark.sql.types import ArrayType, DataType, MapType, StringType, StructFi
 
 from millstream.errors import UserError
 from millstream.model.query import SourceNode
-from millstream.model.types import format_type
+from millstream.model.types import format_schema, format_type
 
 DEFAULT_LIMITS = {"maxOffsetsPerTrigger": "1000000", "maxFilesPerTrigger": "1000"}
 
@@ -38,8 +40,45 @@ _LIMITS = {
 _BOUNDED_BY_NATURE = {"rate", "ratestreamprovider", "rate-micro-batch", "memory", "socket"}
 
 
-def open_source(spark: SparkSession, node: SourceNode, named: bool) -> DataFrame:
-    """The frame of a source: as given, or made by the user's function from a reader."""
+class Sources:
+    """The sources of a query on a session: opened for their schemas, and again for every stream that reads them.
+
+    If each is a function of a reader, they are known to Spark by names. Only then can some come and go while the others
+    go on where they are.
+    """
+
+    def __init__(self, spark: SparkSession, named: bool) -> None:
+        self.session, self.named = spark, named
+        self._schemas: dict[int, tuple[SourceNode, pa.Schema]] = {}
+
+    def schemas(self, nodes: Iterable[SourceNode]) -> dict[str, pa.Schema]:
+        """The schema of each source."""
+        found = {}
+        for node in nodes:
+            if id(node) not in self._schemas:
+                frame = open_source(self.session, node, node.name if self.named else None)
+                self._schemas[id(node)] = (node, arrow_schema(node.name, frame.schema))
+            found[node.name] = self._schemas[id(node)][1]
+        return found
+
+    def stream(self, nodes: Iterable[tuple[SourceNode, str]]) -> DataFrame:
+        """One frame of all of these, each under its name in Spark, and of the ticker."""
+        frames = []
+        for node, name in nodes:
+            frame = open_source(self.session, node, name if self.named else None)
+            found, known = arrow_schema(node.name, frame.schema), self.schemas([node])[node.name]
+            if found != known:
+                raise UserError(
+                    f"source {node.name!r} has other columns than when it was first opened: found "
+                    f"{format_schema(found)}, expected {format_schema(known)}. Its records would be misread; stop the "
+                    "query and start it again, or let the source name its columns"
+                )
+            frames.append(frame)
+        return unite(self.session, frames, self.named)
+
+
+def open_source(spark: SparkSession, node: SourceNode, name: str | None) -> DataFrame:
+    """The frame of a source: as given, or made by the user's function from a reader, which may have a name."""
     origin = node.origin
     if isinstance(origin, DataFrame):
         frame = origin
@@ -47,7 +86,12 @@ def open_source(spark: SparkSession, node: SourceNode, named: bool) -> DataFrame
             _check_bounded(node.name, frame)
     elif callable(origin):
         reader: DataStreamReader = spark.readStream.options(**DEFAULT_LIMITS)
-        frame = origin(reader.name(node.name) if named else reader)
+        if name is not None:
+            reader = reader.name(name.replace("-", "_2d_"))  # Spark's names have no hyphens
+        try:
+            frame = origin(reader)
+        except PySparkException as error:
+            raise UserError(f"source {node.name!r} cannot be opened: {first_lines(error)}") from error
         if not isinstance(frame, DataFrame):
             raise UserError(
                 f"source {node.name!r}: the function returned {frame!r}, expected a DataFrame; end it with .load()"
@@ -59,6 +103,12 @@ def open_source(spark: SparkSession, node: SourceNode, named: bool) -> DataFrame
     if not frame.isStreaming:
         raise UserError(f"source {node.name!r} is a batch DataFrame; read it with spark.readStream")
     return frame
+
+
+def first_lines(error: Exception) -> str:
+    """The lines of one of Spark's errors that tell something."""
+    text = str(getattr(error, "java_exception", None) or error)
+    return " ".join([line.strip() for line in text.splitlines() if line.strip()][:3])
 
 
 def arrow_schema(name: str, schema: StructType) -> pa.Schema:
@@ -90,6 +140,18 @@ def unite(spark: SparkSession, frames: list[DataFrame], named: bool) -> DataFram
     ticks = (reader.name("millstream_ticker") if named else reader).load()
     # A limit of nothing is planned away: the ticker's offsets make epochs, but no task ever runs for it.
     return united.union(_tagged(frames, None, ticks).limit(0))
+
+
+def only(frame: DataFrame, offered: Sequence[str], wanted: Sequence[str]) -> DataFrame:
+    """The records of some of a stream's sources, in the shape that a stream of these alone would have."""
+    if list(offered) == list(wanted):
+        return frame
+    places = [offered.index(name) for name in wanted]
+    tags = [sql.when(sql.col("source") == place, sql.lit(i)) for i, place in enumerate(places)]
+    chosen = frame.where(sql.col("source").isin(places))
+    return chosen.select(
+        sql.coalesce(*tags).alias("source"), *(sql.col(f"s{place}").alias(f"s{i}") for i, place in enumerate(places))
+    )
 
 
 def _tagged(frames: list[DataFrame], index: int | None, frame: DataFrame) -> DataFrame:

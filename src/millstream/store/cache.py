@@ -168,22 +168,23 @@ class WorkerCache:
         except FileNotFoundError:
             return None
 
-    def keep(self, store: ObjectStore, name: str, data: Data) -> None:
-        """Puts what was just written to the store here, too."""
+    def keep(self, store: ObjectStore, name: str, data: Data) -> int:
+        """Puts what was just written to the store here, too; how many bytes that takes."""
         path, origin = self._path(name), store.path(name)
         if origin is not None:
             with contextlib.suppress(OSError):
                 os.link(origin, path)
-                return
+                return 0
         with self._trying():
             staged = path.with_name(f"{path.name}.{os.getpid()}")
             try:
                 staged.write_bytes(data)
                 staged.rename(path)
-                self._unmeasured += len(data)
+                return len(data)
             except OSError:
                 staged.unlink(missing_ok=True)
                 raise
+        return 0
 
     def note(self, slot: int, needs: Collection[str]) -> None:
         """Notes what a slot needs now, and removes what no slot needs; both from time to time only."""
@@ -227,8 +228,8 @@ class WorkerCache:
         return found
 
     def fetched(self, count: int, name: str, mapped: Collection[str]) -> list[str]:
-        """Takes note that so much of an object was brought here. Makes room if there is too much by now: the names of
-        what had to go. `mapped` are the objects that this process reads from: they go last."""
+        """Takes note that so much of an object was brought or copied here. Makes room if there is too much by now: the
+        names of what had to go. `mapped` are the objects that this process reads from: they go last."""
         self._unmeasured += count
         if self._unmeasured <= self._limit // 16:
             return []

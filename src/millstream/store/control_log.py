@@ -223,7 +223,7 @@ def _fits(ask: Ask) -> bool:
         return _is_long(ask.number)
     start = ask.start
     if isinstance(ask, Modification):
-        return all(map(_is_long, [ask.version, ask.reverts, start.epoch, start.clock_ms, start.event_time]))
+        return all(map(_is_long, [ask.version, start.epoch, start.clock_ms, start.event_time]))
     few = [ask.gap, ask.fetch_limit, start.epoch, start.clock_ms, start.event_time]
     moves = [move for moves in ask.rounds for move in moves]
     return all(map(_is_long, [*few, *ask.versions.values(), *ask.bin_bits.values()])) and all(

@@ -394,6 +394,8 @@ def _encode_history(history: History) -> bytes:
         "workers": history.workers,
         "fetch_limit": history.fetch_limit,
         "modified": history.modified,
+        "samples": history.samples,
+        "tried": history.tried,
     }
     return msgspec.json.encode(flat)
 

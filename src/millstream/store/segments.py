@@ -456,7 +456,9 @@ class SegmentCache:
         """Puts a segment that was just written into the worker's cache."""
         worker = self._workers.get(store.uri)
         if worker is not None:
-            worker.keep(store, ref.name, data)
+            copied = worker.keep(store, ref.name, data)
+            if copied:
+                self._make_room((store.uri, ref.name), copied)
 
     def settle(self, uri: str, slot: int, refs: Sequence[SegmentRef]) -> None:
         """Says what a slot's state consists of now. Segments that no slot seen here needs are let go, so that

@@ -197,6 +197,9 @@ class InProcess:
         self._known = frozenset(workers)
         return self.placed
 
+    def retire(self, workers: Collection[str]) -> dict[str, str]:
+        return {worker: "" for worker in workers if worker not in self.placed.values()}
+
     def compact(self, spec: Spec, jobs: Sequence[tuple[Job, Maker, int]]) -> list[Edit]:
         sent = [msgspec.msgpack.decode(msgspec.msgpack.encode(job), type=tuple[Job, Maker, int]) for job in jobs]
         return [merge(self._store_at(slot), CACHE.apart(), job, maker, slot) for job, maker, slot in sent]
@@ -287,7 +290,7 @@ class Simulated:
             lambda: micros(self.now) // 1000,
         )
         stated = driver.stated
-        driver.stated = lambda: {**stated(), **self._stated}  # type: ignore[method-assign]
+        driver.stated = lambda graph: {**stated(graph), **self._stated}  # type: ignore[method-assign]
         driver.check_graph()
         driver.claim()
         return driver
@@ -335,7 +338,7 @@ class Simulated:
     def offer(self, given: Records, epoch: int | None = None, crash: CrashMarker | None = None) -> None:
         """As `feed`, with the records in one dict: offers the epoch as Spark does, until a driver has finished it."""
         number = Epoch(self.epoch + 1 if epoch is None else epoch)
-        names = [source.name for source in self.graph.sources]
+        names = list(self.driver.reads())  # those that come with a modification, too, from its first epoch on
         unknown = [name for name in given if name not in names]
         if unknown:
             raise UserError(f"no source {unknown[0]!r}; the query has {', '.join(names)}")
@@ -344,7 +347,8 @@ class Simulated:
         offsets = digest_of(repr(sorted(records.items())).encode())
         while True:
             try:
-                self.driver.run_epoch(number, "simulated", offsets, records)
+                self.driver.run_epoch(number, "simulated", offsets, lambda names: records)
+                self.driver.opened({name: called for name, (_, called) in self.driver.reads().items()})
                 break
             except MarkerReached:
                 self.restart()
@@ -422,7 +426,7 @@ class Simulated:
         code, trouble = undoing(history.modified, number)
         if trouble:
             raise UserError(trouble)
-        ask = Modification(self.driver.journal.store_id, history.version, code, f"revert {number}", reverts=number)
+        ask = Modification(self.driver.journal.store_id, history.version, code, f"revert {number}")
         return ControlLog(self.store, self._options.token).send("revert", ask, history.control)
 
     def cancel(self, number: int) -> int:

@@ -1,0 +1,53 @@
+"""Drivers and executors that are killed at each state of the life of a modification: it is whole or it is nothing, and
+every record is counted once, by the code that was there in its epoch.
+
+Half a dozen seconds each; the states that are nearest to the change by default, all with `MILLSTREAM_KILLED=all`.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+from modified_job import FILES, ROWS
+from processes import HERE, run
+
+pytestmark = [pytest.mark.spark, pytest.mark.slow]
+
+SCRIPT = HERE / "modified_job.py"
+STATES = ["proposed", "validated", "prepared", "planned", "executed", "committed"]
+ALL = os.environ.get("MILLSTREAM_KILLED") == "all"
+
+
+def check(found: dict[str, Any]) -> None:
+    assert found["state"] == "committed", found["reason"]
+    assert len(found["records"]) == FILES * ROWS
+    assert set(found["records"].values()) == {1}, "each record went to the sink once"
+    assert sum(found["counts"]) == FILES * ROWS, "and was counted once, in state that was carried over"
+    for epoch, met in found["epochs"].items():
+        if met:
+            assert met.keys() == {"new" if int(epoch) >= found["epoch"] else "old"}, epoch
+
+
+@pytest.mark.parametrize("state", STATES if ALL else ["prepared", "executed"])
+def test_a_driver_that_is_killed_leaves_the_whole_change_or_none(state: str, tmp_path: Path) -> None:
+    code, _, err = run(tmp_path, "local[2]", f"driver:{state}", script=SCRIPT)
+    assert code == -signal.SIGKILL, err
+    code, found, err = run(tmp_path, "local[2]", "plain", script=SCRIPT)
+    assert code == 0, err
+    check(found)
+
+
+def test_an_executor_that_is_killed_leaves_the_whole_change(tmp_path: Path) -> None:
+    states = STATES if ALL else ["validated", "planned"]
+    code, found, err = run(
+        tmp_path, "local-cluster[2,1,700]", "+".join(f"executor:{state}" for state in states), script=SCRIPT
+    )
+    assert code == 0, err
+    for state in states:
+        print(state, found[state]["epoch"], found[state]["epochs"])
+        assert found[state]["killed"]
+        check(found[state])
