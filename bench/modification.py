@@ -60,8 +60,8 @@ def save(path: Path, facts: dict[str, Any], runs: Sequence[Run]) -> None:
     callback=lambda c, o, v: names_of(c, o, v, PARTS),
     help="The parts to run, with commas.",
 )
-@click.option("--rate", type=click.FloatRange(40), default=5_000, show_default=True, help="Records per second.")
-@click.option("--workers", type=click.IntRange(2), default=4, show_default=True, help="Executors of one core.")
+@click.option("--rate", type=click.FloatRange(40), default=2_000, show_default=True, help="Records per second.")
+@click.option("--workers", type=click.IntRange(2), default=2, show_default=True, help="Executors of one core.")
 @click.option(
     "--state-mb", type=click.IntRange(1), default=1200, show_default=True, help="The size of the state of `convert`."
 )

@@ -257,48 +257,72 @@ def _leg(watched: Watched, name: str, change: Callable[[], Any], hold_s: float, 
 
 
 def run_spark(trial: Trial, folder: Path) -> Found:
-    """The counts of the instances by Structured Streaming: stopped, given the filter, and started again."""
+    """The counts of the instances by Structured Streaming: stopped, given the filter, and started again; first in the
+    same session, and then as an application, with a session and executors of its own."""
     settings = {
         **state_settings("RocksDBStateStoreProvider"),
         "spark.sql.shuffle.partitions": str(trial.workers),
         "spark.sql.streaming.numRecentProgressUpdates": "100000",
         "spark.python.unix.domain.socket.enabled": "false",
     }
+    clock, legs, told = time.time() - time.monotonic(), [], list[Any]()
     with cluster(trial.workers, folder, settings) as spark:
         feed = Feed(spark, trial.rate)
-        numbers = numbered(feed)
-        query = _start(numbers, folder)
-        clock = time.time() - time.monotonic()
+        query = _start(numbered(feed), folder)
         feed.begin()
-        progress(1, 3)
+        progress(1, 4)
         flow(query, trial.warm_s)
         until(query, lambda: settled(commits_of(reports(query), clock + feed.start, feed.per_tick), feed.rate))
         steady = feed.now()
         flow(query, trial.hold_s)
         stopping = feed.now()
         query.stop()
-        before = reports(query)
+        told += reports(query)
         stopped = feed.now()
-        progress(2, 3)
-        query = _start(numbers.where("n % 5 = 0"), folder)
+        query = _start(numbered(feed).where("n % 5 = 0"), folder)
         until(query, lambda: len(reports(query)) > 0)
-        again = feed.now()
+        legs.append(_restarted("session", steady, stopping, stopped, feed.now(), len(told)))
+        progress(2, 4)
+        steady = feed.now()
         flow(query, trial.hold_s)
-        done = feed.now()
-        feed.end()
-        after = reports(query)
+        legs[0]["phases"]["end"] = stopping = feed.now()
         query.stop()
-    epochs = commits_of([*before, *after], clock + feed.start, feed.per_tick)
+        told += reports(query)
+        feed.end()
+    progress(3, 4)
+    with cluster(trial.workers, folder, settings) as spark:
+        stopped = feed.now()
+        feed = feed.gone_on(spark, _committed(folder / "checkpoint"))
+        query = _start(numbered(feed).where("n % 2 = 1"), folder)
+        until(query, lambda: len(reports(query)) > 0)
+        legs.append(_restarted("application", steady, stopping, stopped, feed.now(), len(told)))
+        flow(query, trial.hold_s)
+        legs[1]["phases"]["end"] = feed.now()
+        told += reports(query)
+        feed.end()
+        query.stop()
+    epochs = commits_of(told, clock + feed.start, feed.per_tick)
+    for leg in legs:
+        leg["outcome"] |= dict.fromkeys(("began", "last"), epochs[leg["outcome"].pop("place")][0])
+    return {"legs": [{**leg, "epochs": epochs, "rate": feed.rate} for leg in legs]}
+
+
+def _restarted(name: str, steady: float, stopping: float, stopped: float, again: float, place: int) -> Found:
+    """A restart, as far as it is known; `place` is that of its first epoch among all."""
     return {
-        "legs": [{
-            "leg": "insert", "strategy": "spark", "rate": feed.rate,
-            "phases": {"steady": steady, "migration": stopping, "migrated": again, "end": done},
-            "events": {"asked": stopping, "stopped": stopped, "committed": again},
-            "outcome": {"began": epochs[len(before)][0], "last": epochs[len(before)][0], "text": "stop and restart"},
-            "plan": {"text": "stop and restart", "bytes": 0, "bins": 0, "rounds": 1, "epochs": 1},
-            "epochs": epochs, "memory": [], "state_bytes": 0,
-        }]
+        "leg": name, "strategy": "spark",
+        "phases": {"steady": steady, "migration": stopping, "migrated": again, "end": again},
+        "events": {"asked": stopping, "stopped": stopped, "committed": again},
+        "outcome": {"text": "stop and restart", "place": place},
+        "plan": {"text": "stop and restart", "bytes": 0, "bins": 0, "rounds": 1, "epochs": 1},
+        "memory": [], "state_bytes": 0,
     }  # fmt: skip
+
+
+def _committed(checkpoint: Path) -> int:
+    """The offset of the feed up to which Spark has noted all as done."""
+    last = max(int(path.name) for path in (checkpoint / "commits").iterdir() if path.name.isdigit())
+    return int((checkpoint / "offsets" / str(last)).read_text().splitlines()[2])
 
 
 def _start(frame: DataFrame, folder: Path) -> StreamingQuery:

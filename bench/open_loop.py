@@ -91,6 +91,18 @@ class Feed:
             raise self._trouble
         return self.ticks * self.per_tick
 
+    def gone_on(self, spark: SparkSession, offset: int) -> Feed:
+        """A feed for another session, of the same clock, that goes on after this one's `offset`: what was handed over
+        since is handed over again, and what came in between at once."""
+        other = Feed(spark, self.rate, offset, self._seed)
+        other.start, other.ticks, other.reached = self.start, self.reached.get(offset, 0), dict(self.reached)
+        for later in range(offset + 1, self.offset + 1):
+            other._hand_over(list(range(other.ticks, self.reached[later])))
+            other.ticks = self.reached[later]
+        other._thread = threading.Thread(target=other._run, name="feed", daemon=True)
+        other._thread.start()
+        return other
+
     def now(self) -> float:
         """The time, in seconds after the start."""
         return time.monotonic() - self.start

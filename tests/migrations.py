@@ -108,9 +108,12 @@ class Commander:
         for number, outcome in self.sim.driver.journal.history.outcomes.items():
             self.seen[f"{outcome.verb} {outcome.state}"] += 1
             self.seen[outcome.state] += 1
-            self.seen["mid-stream rounds"] += outcome.done
             if number in self.sent:
                 plan = self.sent[number]
+                epochs = range(outcome.began, self.sim.epoch, plan.gap + 1)  # those before the last one
+                self.seen["mid-stream rounds"] += sum(
+                    bool(moves) for moves, _ in zip(plan.rounds[: outcome.done], epochs, strict=False)
+                )
                 assert outcome.done <= outcome.rounds == len(plan.rounds)
                 assert (outcome.state == "done") == (outcome.done == outcome.rounds)
                 if outcome.state == "refused":

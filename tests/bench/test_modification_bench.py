@@ -50,7 +50,7 @@ def a_run(kind: str, *legs: dict[str, Any], **found: Any) -> Run:
 
 
 def everything() -> list[Run]:
-    restart = a_leg("insert", 12.0)
+    restart = a_leg("application", 12.0)
     restart["events"] = {"asked": 25.0, "stopped": 27.0, "committed": restart["events"]["committed"]}
     converting = {"steady": [[1.0, 100.0]], "after": [[1.0, 100.0]], "during": [[1.0, 80.0], [1.0, 90.0]]}
     return [
@@ -91,7 +91,7 @@ def test_a_conversion_that_did_not_end_has_no_ratio() -> None:
 def test_tables_and_pictures_show_all_that_was_measured(tmp_path: Path) -> None:
     out = io.StringIO()
     modification_report.show(Console(file=out, width=200), everything())
-    for part in ("Stateful map query", "A filter is inserted", "NEXMark Q8", "Stop, insert the filter, start",
+    for part in ("Stateful map query", "A filter is inserted", "NEXMark Q8", "as an application",
                  "Conversion of 1,000 MB", "Targets"):  # fmt: skip
         assert part in out.getvalue()
     written = {path.name for path in modification_report.draw(everything(), tmp_path, "x")}

@@ -422,7 +422,7 @@ def test_who_comes_second_has_a_conflict(sim: Simulated, rules: str, monkeypatch
         (["--rename", "a=b", "--cut"], "go with --remove"),
         (["--rename", "a=b", "--carry", "total"], "rules are for steps that are replaced"),
         (["--rename", "a=b", "--carry-all"], "there is none"),
-        (["--rename", "a=b", "--after", "words"], "go with --insert, --filter or --map"),
+        (["--rename", "a=b", "--after", "words"], "--before and --output go with --insert"),
         (["--replace", "a=RULES:Tens", "--replace", "a=RULES:Most"], "it is replaced twice"),
         (["--replace", "a=RULES:Tens", "--replace", "b=RULES:Tens", "--carry", "x"], "say of which step, as a.x, b.x"),
         (["--replace", "a=RULES:Tens", "--carry", "b.total"], "'b' is not replaced; what is: a"),

@@ -10,6 +10,7 @@ import os
 import random
 from collections import Counter
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -22,9 +23,9 @@ from millstream.protocol.planner import plan_rescale
 from millstream.store.objects import open_store
 from millstream.testing import CRASH, Crash, FaultyStore, Simulated
 
-SCHEDULES = int(os.environ.get("MILLSTREAM_SCHEDULES", "100"))
+SCHEDULES = int(os.environ.get("MILLSTREAM_SCHEDULES", "200"))
 SPANS = {"q5": 3 * 3600, "q8": 72 * 3600, "nbq5": 200, "nbq8": 72 * 3600, "nbqx": 72 * 3600}
-EVENTS = {query.name: 500 if "bids" in query.reads else 2000 for query in QUERIES.values()} | {"nbqx": 300}
+EVENTS = {query.name: 300 if "bids" in query.reads else 1000 for query in QUERIES.values()} | {"nbqx": 200}
 STATEFUL = [query for query in QUERIES.values() if query.is_stateful]
 
 
@@ -43,10 +44,12 @@ def reference(name: str) -> tuple[Parameters, Counter[Any]]:
 class Schedule:
     """One run of a query."""
 
-    def __init__(self, query: NexmarkQuery, seed: int) -> None:
+    def __init__(self, query: NexmarkQuery, seed: int, caches: Path) -> None:
         self.query, self.rng = query, random.Random(f"{seed} {query.name}")
         self.store = FaultyStore(open_store("memory://"))
         options = {"slots": self.rng.randint(1, 3), "bin_bits": self.rng.randint(3, 5), "compaction_budget": 1 << 20}
+        if seed % 8 == 0:  # workers with caches of their own, so that what moves is fetched
+            options["cache_dir"] = caches / str(seed)
         self.sim = Simulated(query.build(), query.schemas, self.store, **options)
         self.commander = Commander(self.sim, self.rng)
         self.seen: Counter[str] = Counter()
@@ -62,10 +65,17 @@ class Schedule:
                 self.commander.command()
             self.feed(number, records)
             self.commander.check()
+            last = self.sim.driver.last
+            self.seen["epochs that fetched"] += last is not None and last.fetched_bytes > 0
         self.commander.end()
         assert self.commander.seen["mid-stream rounds"] > 0, "nothing has moved"
         assert Counter(self.sim.outputs("out")) == expected
         return self.seen + self.commander.seen
+
+    def is_moving(self) -> bool:
+        """Whether some rounds of a migration are done, and some are not."""
+        outcomes = self.sim.driver.journal.history.outcomes.values()
+        return any(each.state == "running" and 0 < each.done < each.rounds for each in outcomes)
 
     def feed(self, number: int, records: dict[str, list[Any]]) -> None:
         """An epoch; in some the process dies, or the store fails once."""
@@ -74,6 +84,7 @@ class Schedule:
             moment = self.rng.choice((None, *MOMENTS))
             rows = self.rng.choice(list(records.values()))
             rows.insert(self.rng.randint(0, len(rows)), CRASH if moment is None else CRASH.at(moment))
+            self.seen["deaths in the middle of a migration"] += self.is_moving()
             self.sim.feed(number, **records)
             self.seen["crashes"] += 1
         elif chance < 0.35:
@@ -92,16 +103,19 @@ class Schedule:
 
 
 @pytest.mark.parametrize("query", STATEFUL, ids=lambda query: query.name)
-def test_results_are_those_of_plain_python_whatever_moves_and_dies(query: NexmarkQuery, seed: int) -> None:
+def test_results_are_those_of_plain_python_whatever_moves_and_dies(
+    query: NexmarkQuery, seed: int, tmp_path: Path
+) -> None:
     seen: Counter[str] = Counter()
     count = SCHEDULES if query.name != "nbqx" else SCHEDULES // 4  # which does so much more
     for number in range(seed, seed + count):
         try:
-            seen += Schedule(query, number).run()
+            seen += Schedule(query, number, tmp_path).run()
         except BaseException as error:
             error.add_note(f"MILLSTREAM_SEED={number} MILLSTREAM_SCHEDULES=1 makes this schedule again")
             raise
     print(query.name, dict(seen))
     if count >= 50:
-        wanted = ("done", "cancelled", "refused", "crashes", "store faults", *STRATEGIES)
+        wanted = ["done", "cancelled", "refused", "crashes", "store faults", "epochs that fetched", *STRATEGIES]
+        wanted.append("deaths in the middle of a migration")
         assert [name for name in wanted if seen[name] < 3] == []

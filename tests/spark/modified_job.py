@@ -7,8 +7,9 @@ MODE is `plain`, `driver:STATE` or `executor:STATE`; several for executors, join
 inside FOLDER. STATE is one of the life of a modification: `proposed`, `validated`, `prepared`; then `planned`,
 `executed` and `committed` of its first epoch.
 
-Each record goes to the sink once, with the name of the code that it met. The change is asked for once, by whoever
-starts the query first. Prints one JSON line with what happened.
+The change gives the step other code, and another type to its state, and brings a second source. Each record goes to the
+sink once, with the name of the code that it met. The change is asked for once, by whoever starts the query first.
+Prints one JSON line with what happened.
 """
 
 from __future__ import annotations
@@ -30,6 +31,8 @@ from millstream.engine.modifying import Modifier
 
 FILES = 12
 ROWS = 40
+MORE = 1_000_000
+"""From where on the numbers of the second source count, which has as many."""
 
 
 class Old(ms.Computation):
@@ -49,6 +52,20 @@ class New(Old):
     def on_record(self, row: Any, at: ms.At) -> Any:
         self.count.set(self.count.get() + 1)
         yield row.n, self.met, int(self.count.get())
+
+
+class Numbers:
+    """Reads a folder, a file in each epoch."""
+
+    def __init__(self, folder: str) -> None:
+        self.folder = folder
+
+    def __call__(self, read: Any) -> Any:
+        return read.schema("n long").option("maxFilesPerTrigger", 1).parquet(self.folder).selectExpr("n", "n % 7 AS k")
+
+
+def same(batch: Any) -> Any:
+    return batch
 
 
 def executors() -> Iterator[int]:
@@ -85,11 +102,12 @@ class Killer:
 
 
 def run(spark: SparkSession, folder: Path, killer: Killer) -> dict[str, Any]:
-    feed = Feed(folder / "in", "n long")
-    while feed.count < FILES:
-        feed.add([(feed.count * ROWS + place,) for place in range(ROWS)])
+    for name, first in (("in", 0), ("more", MORE)):
+        feed = Feed(folder / name, "n long")
+        while feed.count < FILES:
+            feed.add([(first + feed.count * ROWS + place,) for place in range(ROWS)])
     query = ms.Query("modified")
-    numbers = query.source("numbers", feed.stream(spark).selectExpr("n", "n % 7 AS k"))
+    numbers = query.source("numbers", Numbers(str(folder / "in")))
     numbers.key_by("k").compute("count", Old).sink("out", ms.Parquet(str(folder / "out")))
     store = str(folder / "store")
     control: Any = None
@@ -101,6 +119,8 @@ def run(spark: SparkSession, folder: Path, killer: Killer) -> dict[str, Any]:
             if not control.history():
                 with control.modify(wait=False) as change:
                     change.replace("count", New, state={"count": ms.carry("double")})
+                    change.source("more", Numbers(str(folder / "more")))
+                    change.insert("both", map=same, output="n long, k long", after=["numbers", "more"], before="count")
                 killer.reach("proposed")
         plan = running_driver[0].journal.history.plan if running_driver else None
         applied = running_driver[0].journal.history.modified if running_driver else ()
@@ -113,9 +133,7 @@ def run(spark: SparkSession, folder: Path, killer: Killer) -> dict[str, Any]:
     running = query.start(spark, store, slots=2, observe=observe, trigger={"processingTime": "200 milliseconds"})
     running_driver.append(running._driver)
     deadline = time.monotonic() + 180
-    while sum(_read(folder)[0].values()) < FILES * ROWS or not running.history() or running.history()[0].state not in (
-        "committed", "aborted", "rolled back"
-    ):  # fmt: skip
+    while sum(_read(folder)[0].values()) < 2 * FILES * ROWS or not is_over(running.history()):
         assert running.active, running.await_termination()
         assert time.monotonic() < deadline, (running.history(), running.status())
         time.sleep(0.1)
@@ -145,6 +163,10 @@ def _read(folder: Path) -> tuple[dict[str, int], dict[int, dict[str, int]]]:
             records[str(row["n"])] = records.get(str(row["n"]), 0) + 1
             met[row["met"]] = met.get(row["met"], 0) + 1
     return records, epochs
+
+
+def is_over(pasts: Any) -> bool:
+    return bool(pasts) and pasts[0].state in ("committed", "aborted", "rolled back")
 
 
 def kill_executor() -> None:

@@ -3,7 +3,8 @@
 Rules
 -----
 - `modify` sends one change, which takes effect in one epoch or not at all. All names are those that the query has when
-  it is typed: steps are replaced first, then one is inserted, then some are removed, and at last some are renamed.
+  it is typed: steps are replaced first, then sources are added, shadows built and cut over, then one thing is inserted,
+  then sinks are, then some things are removed, and at last some steps are renamed.
 - Code is named, bundled without being run, and travels through the store (`engine.bundles`). Nothing is written before
   all of what was typed can be understood, and the token is the right one.
 - With `--dry-run` the driver is asked, too: only there is the query. It checks and prepares the change, and drops it.
@@ -79,7 +80,7 @@ _CHANGES = options_of(
         "the step --before, or as it was.",
     ),
     click.option("--output", metavar="DDL", help='The columns that the --map returns: "word string, n long".'),
-    _names("--remove", "removed", "NAME", "Take out a step, with its state, or a map or a sink; repeatable."),
+    _names("--remove", "removed", "NAME", "Take out a step, with its state, or a map, a sink or a source; repeatable."),
     click.option("--reconnect", is_flag=True, help="Those that read what is removed shall read what that read."),
     click.option("--cut", is_flag=True, help="Those that read what is removed shall do without."),
     _pairs("--rename", "renamed", "OLD=NEW", "Call a step otherwise; its state goes with it; repeatable."),
@@ -222,7 +223,10 @@ def _insert(
         )
     if not several:
         if (after and not also_sinks) or before or key or output:
-            raise click.UsageError("--after, --before, --key and --output go with --insert, --filter or --map")
+            raise click.UsageError(
+                "--before and --output go with --insert, --filter or --map, --after also with --parquet, and --key "
+                "with --insert or --shadow"
+            )
         return
     [(name, target)] = several
     if not after:
@@ -305,7 +309,7 @@ def revert(asked: Asked, number: int) -> None:
 
     The graph of the query of STORE becomes what it would be without command NUMBER, a modification that `millstream
     history` lists as committed. What later ones have changed in turn must be undone before it. State that it dropped
-    begins empty; where it converted state, it cannot be undone.
+    begins empty; where it converted state, or took out a source, it cannot be undone.
     """
     if asked.dry_run and asked.no_wait:
         raise click.UsageError("--dry-run waits for what the driver says; leave out --no-wait")
