@@ -205,7 +205,7 @@ def test_state_is_cast_converted_dropped_and_begun_anew(sim: Simulated, rules: s
     )  # fmt: skip
     sim.feed(words=[("the",)])
     assert (totals(sim)["the"], totals(sim)["mill"]) == (4510, 2000)
-    assert "cannot be changed back" in run("revert", sim, "1", code=1).stderr
+    assert "cannot be undone: state was converted" in run("revert", sim, "1", code=1).stderr
 
 
 def test_a_restart_with_the_query_as_it_is_now_finds_the_code_that_converts_state(sim: Simulated, rules: str) -> None:
@@ -334,7 +334,7 @@ def test_a_dry_run_says_what_would_be_and_changes_nothing(sim: Simulated, rules:
         (["--insert", "top=RULES:Most", "--after", "count"], "say by which columns its records are keyed"),
         (["--map", "loud=RULES:louder", "--after", "words", "--output", "word strong"], "strong"),
         (["--remove", "count"], "it is read by out; say reconnect=True"),
-        (["--remove", "words"], "sources cannot be removed"),
+        (["--remove", "words"], "it is read by count"),
         (["--rename", "count=words"], "'words'"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
