@@ -592,6 +592,8 @@ def test_a_shadow_is_built_and_cut_over_and_a_sink_is_added(sim: Simulated, rule
         (("--cut-over", "count"), "no step 'count_shadow'"),
         (("--shadow", "nothing=RULES:Tens"), "no step of that name"),
         (("--shadow", "count=RULES:Tens", "--key", "nothing"), "nothing"),
+        (("--shadow", "count", "--key", "nothing"), "nothing"),
+        (("--shadow", "count", "--lateness", "more=1 second"), "'more' is no new --source"),
     ],
 )
 def test_bad_shadows_and_sinks_are_refused(sim: Simulated, rules: str, args: tuple[str, ...], reason: str) -> None:

@@ -88,6 +88,22 @@ def test_a_cut_over_is_whole_whenever_the_driver_dies(moment: str) -> None:
     assert len(sim.outputs("out")) == 11
 
 
+def test_a_cut_over_can_be_undone_and_what_it_dropped_begins_empty() -> None:
+    sim = Simulated(visits(), SCHEMAS)
+    sim.feed(visits=VISITS)
+    sim.send(shadowed(sim))
+    sim.feed(visits=VISITS)
+    change = sim.modify()
+    change.cut_over("count")
+    number = sim.send(change)
+    sim.feed(visits=[("u9", "at")])
+    sim.revert(number)
+    sim.feed(visits=[("u1", "at")])
+    assert Counter(dict(sim.state("count"))) == {"u1": 1}
+    assert Counter(dict(sim.state("count_shadow"))) == {"at": 4, "de": 2}, "as if it had never been cut over"
+    assert sim.outputs("out")[-1] == ("u1", 1)
+
+
 def test_from_another_process_a_shadow_is_two_calls() -> None:
     query = visits()
     change = Calls((("shadow", {"name": "count", "key": "country"}),)).rewrite(query, lambda sha, entry: None)

@@ -48,6 +48,7 @@ def until(running: ms.RunningQuery, over: Callable[[], bool]) -> None:
 def main(folder: Path, master: str) -> None:
     settings = {"spark.ui.enabled": "false", "spark.driver.memory": "1g", "spark.executor.memory": "600m"}
     settings["spark.executor.extraJavaOptions"] = os.environ.get("SPARK_SUBMIT_OPTS", "")
+    settings["spark.ui.liveUpdate.period"] = "0"  # or else the number of tasks may be that of a while ago
     spark = ms.session("leaving", master=master, settings={**settings, "spark.executor.cores": "1"})
     spark.sparkContext.setLogLevel("OFF")
     rng = random.Random(1)
@@ -61,6 +62,7 @@ def main(folder: Path, master: str) -> None:
     add_input(folder, rng, files=2)
     until(running, lambda: announced not in running.status().workers)
     outcome = running.apply(running.plan_drain(drained, strategy=ms.Batched(512))).wait(120)
+    time.sleep(1)  # for what Spark notes of tasks that have ended
     given, epoch = tasks_of(spark), running.epoch
     add_input(folder, rng, files=4)
     running.wait_epoch(epoch + 4, timeout=120)

@@ -56,9 +56,12 @@ _CHANGES = options_of(
         "Add a source: a function of a reader that gives a streaming DataFrame; say with --insert, --filter or --map "
         "who reads it.",
     ),
-    _pairs(
-        "--shadow", "shadows", "STEP=TARGET",
-        "Build what a step shall become beside it, as STEP_shadow, perhaps by another --key; nobody reads it yet.",
+    _pairs("--event-time", "event_times", "SOURCE=COLUMN", "The column of a new --source that is its event time."),
+    _pairs("--lateness", "latenesses", "SOURCE=TIME", "How far the watermark of a new --source is behind: 10 seconds."),
+    _names(
+        "--shadow", "shadows", "STEP[=TARGET]",
+        "Build what a step shall become beside it, as STEP_shadow, by another --key, with other code, or both; nobody "
+        "reads it yet.",
     ),
     _names("--cut-over", "cuts", "STEP", "Let STEP_shadow take the place of STEP, whose state is dropped."),
     _pairs("--insert", "inserted", "NAME=TARGET", "Insert a step with this computation."),
@@ -116,7 +119,9 @@ def modify(
     no_rehearsal: bool,
     replaced: Pairs,
     sources: Pairs,
-    shadows: Pairs,
+    event_times: Pairs,
+    latenesses: Pairs,
+    shadows: Names,
     cuts: Names,
     inserted: Pairs,
     filters: Pairs,
@@ -140,7 +145,7 @@ def modify(
       millstream modify STORE --filter large=rules.py:is_large --after orders --before count
       millstream modify STORE --insert top=dist.whl:shop.top:Top --after count --key user
       millstream modify STORE --remove large --reconnect --rename count=totals
-      millstream modify STORE --shadow count=rules:ByCountry --key country
+      millstream modify STORE --shadow count --key country
       millstream modify STORE --cut-over count --at when:lag_s<60
 
     TARGET is code: module:Name, path/file.py:Name or path/dist.whl:package.module:Name. It is not run here. It travels
@@ -163,16 +168,16 @@ def modify(
     if reconnect and cut:
         raise click.UsageError("--reconnect and --cut exclude each other")
     change = asked.control.modify(at=at, rehearse=not no_rehearsal)
-    brought = (*replaced, *sources, *shadows, *inserted, *filters, *maps, *converted)
+    built = [(name, target) for name, _, target in (given_as.partition("=") for given_as in shadows)]
+    brought = (*replaced, *sources, *(pair for pair in built if pair[1]), *inserted, *filters, *maps, *converted)
     code = {target: change.code(target) for _, target in brought}
     rules = _rules([name for name, _ in replaced], converted, code, given)
     for name, target in replaced:
         change.replace(name, code[target], **({"state": rules[name]} if rules[name] else {}))
-    for name, target in sources:
-        change.source(name, code[target])
+    _add_sources(change, sources, event_times, latenesses, code)
     key = given["key"] if shadows else ()
-    for name, target in shadows:
-        change.shadow(name, code[target], **({"key": list(key)} if key else {}))
+    for name, target in built:
+        change.shadow(name, code[target] if target else None, **({"key": list(key)} if key else {}))
     for name in cuts:
         change.cut_over(name)
     several = (*inserted, *filters, *maps)
@@ -196,6 +201,19 @@ def modify(
         change.rename(old, new)
     told: dict[str, Any] = {"change": str(change), "dry_run": asked.dry_run, "command": None, "outcome": None}
     asked.follow(change.send(trial=asked.dry_run), told)
+
+
+def _add_sources(
+    change: Asking, sources: Pairs, event_times: Pairs, latenesses: Pairs, code: Mapping[str, Shipped]
+) -> None:
+    options: dict[str, dict[str, str]] = {name: {} for name, _ in sources}
+    for option, pairs in (("event_time", event_times), ("lateness", latenesses)):
+        for name, value in pairs:
+            if name not in options:
+                raise click.UsageError(f"--{option.replace('_', '-')} {name}={value}: {name!r} is no new --source")
+            options[name][option] = value
+    for name, target in sources:
+        change.source(name, code[target], **options[name])
 
 
 def _parquet(folder: str) -> Any:

@@ -28,6 +28,7 @@ from millstream.errors import UserError
 from millstream.model.query import SourceNode
 from millstream.model.types import format_schema, format_type
 
+_KEPT = 256
 DEFAULT_LIMITS = {"maxOffsetsPerTrigger": "1000000", "maxFilesPerTrigger": "1000"}
 
 _LIMITS = {
@@ -56,6 +57,8 @@ class Sources:
         found = {}
         for node in nodes:
             if id(node) not in self._schemas:
+                if len(self._schemas) >= _KEPT:  # each preview of a change makes nodes of its own
+                    self._schemas.clear()
                 frame = open_source(self.session, node, node.name if self.named else None)
                 self._schemas[id(node)] = (node, arrow_schema(node.name, frame.schema))
             found[node.name] = self._schemas[id(node)][1]
