@@ -5,6 +5,8 @@ Rules
 - No epoch waits for upkeep, not for the choice of what to merge either: one round at a time runs in the background,
   and an epoch only picks up finished edits. (A compaction is a Spark task like any other, so it shares the workers'
   cores with the epoch; its budget bounds that.)
+- Values of an older type are rewritten where nothing else calls for it, one merge in a round, and then upkeep rests for
+  `REST` times as long: so that is never more than a part of what one core does, however much there is to rewrite.
 - A finished compaction is an edit. The next plan applies it if its inputs are unchanged (`Manifest.admits`);
   otherwise it is dropped, and its output is garbage.
 - What a compaction of this driver has made, or may be making, is never garbage: which ones are live is read *before*
@@ -17,6 +19,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -35,6 +38,7 @@ from millstream.store.objects import ObjectStore
 if TYPE_CHECKING:
     from millstream.engine.driver import Executor
 
+REST = 3.0
 GARBAGE_EVERY = 16
 """Epochs between two garbage collections: each lists the store."""
 
@@ -60,7 +64,8 @@ class Upkeep:
         self._running: dict[int, Job] = {}
         self._next_number = 0
         self._collected_at = 0
-        self._stopped = False
+        self._turn = 0
+        self._ended = threading.Event()
         self.trouble: str | None = None
         """What went wrong in the last round, if anything."""
         self.compactions = 0
@@ -90,7 +95,7 @@ class Upkeep:
 
     def after_commit(self, journal: Journal) -> None:
         """Starts a round unless one runs."""
-        if self._stopped or (self._thread is not None and self._thread.is_alive()):
+        if self._ended.is_set() or (self._thread is not None and self._thread.is_alive()):
             return
         if self._background:
             self._thread = threading.Thread(
@@ -116,6 +121,15 @@ class Upkeep:
                         self._next_number += 1
         return jobs
 
+    def _in_turn(self, jobs: list[tuple[Job, Maker, int]]) -> list[tuple[Job, Maker, int]]:
+        """All jobs that merge what has to be merged, and one of those that only rewrite; these take turns."""
+        rewriting = [item for item in jobs if item[0].converts]
+        chosen = [item for item in jobs if not item[0].converts]
+        if rewriting:
+            self._turn += 1
+            chosen.append(rewriting[self._turn % len(rewriting)])
+        return chosen
+
     def _round_beside(self, journal: Journal) -> None:
         try:
             self._round(journal)
@@ -136,13 +150,15 @@ class Upkeep:
         if history.graph != version.graph.describe():
             return  # it is being modified just now
         jobs = self._choose(version, history)
+        if self._background:
+            jobs = self._in_turn(jobs)
         if not jobs and not collect:
             return
         with self._lock:
             self._running = {maker.number: job for job, maker, _ in jobs}
         for item in jobs:
-            number = item[1].number
-            if not self._stopped:
+            number, began = item[1].number, time.monotonic()
+            if not self._ended.is_set():
                 try:
                     [edit] = self._executor.compact(version.spec, [item])
                     with self._lock:
@@ -152,7 +168,9 @@ class Upkeep:
                     troubles.append(f"{type(error).__name__}: {error}")
             with self._lock:
                 self._running.pop(number, None)
-        if not self._stopped:
+            if self._background and item[0].converts:
+                self._ended.wait(REST * (time.monotonic() - began))
+        if not self._ended.is_set():
             self.trouble = "; ".join(dict.fromkeys(troubles)) or None
             if self.trouble:
                 _LOG.warning("upkeep failed and will be tried again: %s", self.trouble)
@@ -171,6 +189,6 @@ class Upkeep:
 
     def close(self) -> None:
         """Lets no further round start and waits for the running one."""
-        self._stopped = True
+        self._ended.set()
         if self._thread is not None:
             self._thread.join(timeout=30)

@@ -48,6 +48,8 @@ class Job:
     bottom: bool
     now: int | None = None
     forms: builtins.bytes = b""
+    converts: bool = False
+    """Whether it is only there to bring values into the form they have now."""
 
     @property
     def bytes(self) -> int:
@@ -68,7 +70,8 @@ def choose(
     urgent = merged is not None and len(merged.pieces) >= 2 * fan_in
     if urgent or all(piece.segment.form >= form for piece in pieces):
         return merged
-    return _converted(family, pieces, budget, form)
+    rewritten = _converted(family, pieces, budget, form)
+    return None if rewritten is None else replace(rewritten, converts=True)
 
 
 def _merged(family: Family, pieces: Sequence[Piece], budget: int, fan_in: int) -> Job | None:
