@@ -35,7 +35,7 @@ TITLES = {
     "replace": "Its function is replaced",
     "drain": "A worker is drained",
     "session": "Stop, insert the filter, start, in the same session",
-    "application": "The same, as an application: with new executors",
+    "application": "The same as an application, with new executors",
 }
 WORKLOADS = {"smq": "Stateful map query", "q8": "NEXMark Q8", "spark": "Plain Spark, stopped and started again"}
 _PHASES = (
@@ -88,12 +88,12 @@ def _stall(part: Part, runs: Sequence[Run]) -> float:
 
 
 def rates(run: Run) -> tuple[float, float]:
-    """Records a second while nothing is converted, before and after, and while state is."""
-    found = run["found"]
-    quiet = [*found["steady"], *found["after"]]
-    return tuple(  # type: ignore[return-value]
-        sum(records for _, records in rows) / sum(seconds for seconds, _ in rows) for rows in (quiet, found["during"])
+    """Records a second while nothing is converted, before or after, whichever is more; and while state is."""
+    before, during, after = (
+        sum(records for _, records in rows) / sum(seconds for seconds, _ in rows)
+        for rows in (run["found"]["steady"], run["found"]["during"], run["found"]["after"])
     )
+    return max(before, after), during
 
 
 def _conversion(part: Part, runs: Sequence[Run]) -> float:

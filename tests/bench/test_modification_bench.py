@@ -91,7 +91,7 @@ def test_a_conversion_that_did_not_end_has_no_ratio() -> None:
 def test_tables_and_pictures_show_all_that_was_measured(tmp_path: Path) -> None:
     out = io.StringIO()
     modification_report.show(Console(file=out, width=200), everything())
-    for part in ("Stateful map query", "A filter is inserted", "NEXMark Q8", "as an application",
+    for part in ("Stateful map query", "A filter is inserted", "NEXMark Q8", "as an application, with new executors",
                  "Conversion of 1,000 MB", "Targets"):  # fmt: skip
         assert part in out.getvalue()
     written = {path.name for path in modification_report.draw(everything(), tmp_path, "x")}
