@@ -98,7 +98,7 @@ class Rescaled:
         return SimpleNamespace(slots=self.slots, watermarks={"bids": END if self.over else START})
 
     def plan_rescale(self, slots: int, strategy: Any) -> Any:
-        return SimpleNamespace(slots=slots, strategy=strategy)
+        return SimpleNamespace(slots=slots, strategy=strategy, rounds=(() if slots == self.slots else ((),)))
 
     def apply(self, plan: Any) -> Any:
         self.asked.append((self.epoch, plan.slots, str(plan.strategy)))

@@ -328,7 +328,7 @@ class Oracle:
 
 
 def state_watermark(sim: Simulated, mark: int) -> None:
-    sim.driver.stated = lambda: {"commands": int(at(mark).timestamp() * 1e6)}  # type: ignore[method-assign]
+    sim.driver.stated = lambda graph: {"commands": int(at(mark).timestamp() * 1e6)}  # type: ignore[method-assign]
 
 
 class ObeyBatch(ms.Computation):

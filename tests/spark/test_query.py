@@ -12,6 +12,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 from decimal import Decimal
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pyarrow.parquet as pq
@@ -575,10 +576,12 @@ def test_a_stream_that_is_ended_again_and_again_is_not_started_for_ever(monkeypa
 
     running = object.__new__(ms.RunningQuery)
     running._error, running._stopping, running._between = None, False, threading.Condition()
+    running._reopening, running._driver = False, SimpleNamespace(not_opened=lambda reason: False)  # type: ignore[assignment]
     running._spark_query = Stream()  # type: ignore[assignment]
     monkeypatch.setattr(ms.RunningQuery, "epoch", 5)
     monkeypatch.setattr(ms.RunningQuery, "_cause", lambda self, error: error)
-    monkeypatch.setattr(ms.RunningQuery, "_start_stream", lambda self: (started.append(1), Stream())[1])
+    monkeypatch.setattr(ms.RunningQuery, "_open_sources", lambda self: None)
+    monkeypatch.setattr(ms.RunningQuery, "_start_stream", lambda self, writer: (started.append(1), Stream())[1])
     running._watch()
     assert len(started) == 8
 

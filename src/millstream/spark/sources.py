@@ -42,7 +42,7 @@ _BOUNDED_BY_NATURE = {"rate", "ratestreamprovider", "rate-micro-batch", "memory"
 
 
 class Sources:
-    """The sources of a query on a session: opened for their schemas, and again for every stream that reads them.
+    """The sources of a query on a session. Each is opened once for every name that streams know it by.
 
     If each is a function of a reader, they are known to Spark by names. Only then can some come and go while the others
     go on where they are.
@@ -50,34 +50,34 @@ class Sources:
 
     def __init__(self, spark: SparkSession, named: bool) -> None:
         self.session, self.named = spark, named
-        self._schemas: dict[int, tuple[SourceNode, pa.Schema]] = {}
+        self._opened: dict[tuple[int, str], tuple[SourceNode, DataFrame, pa.Schema]] = {}
 
     def schemas(self, nodes: Iterable[SourceNode]) -> dict[str, pa.Schema]:
         """The schema of each source."""
-        found = {}
-        for node in nodes:
-            if id(node) not in self._schemas:
-                if len(self._schemas) >= _KEPT:  # each preview of a change makes nodes of its own
-                    self._schemas.clear()
-                frame = open_source(self.session, node, node.name if self.named else None)
-                self._schemas[id(node)] = (node, arrow_schema(node.name, frame.schema))
-            found[node.name] = self._schemas[id(node)][1]
-        return found
+        return {node.name: self._open(node, node.name)[1] for node in nodes}
 
     def stream(self, nodes: Iterable[tuple[SourceNode, str]]) -> DataFrame:
         """One frame of all of these, each under its name in Spark, and of the ticker."""
         frames = []
         for node, name in nodes:
-            frame = open_source(self.session, node, name if self.named else None)
-            found, known = arrow_schema(node.name, frame.schema), self.schemas([node])[node.name]
-            if found != known:
+            (frame, found), expected = self._open(node, name), self._open(node, node.name)[1]
+            if found != expected:
                 raise UserError(
                     f"source {node.name!r} has other columns than when it was first opened: found "
-                    f"{format_schema(found)}, expected {format_schema(known)}. Its records would be misread; stop the "
-                    "query and start it again, or let the source name its columns"
+                    f"{format_schema(found)}, expected {format_schema(expected)}. Its records would be misread; let "
+                    "the source name its columns"
                 )
             frames.append(frame)
         return unite(self.session, frames, self.named)
+
+    def _open(self, node: SourceNode, name: str) -> tuple[DataFrame, pa.Schema]:
+        place = (id(node), name)
+        if place not in self._opened:
+            if len(self._opened) >= _KEPT:  # each preview of a change makes nodes of its own
+                self._opened.clear()
+            frame = open_source(self.session, node, name if self.named else None)
+            self._opened[place] = (node, frame, arrow_schema(node.name, frame.schema))
+        return self._opened[place][1:]
 
 
 def open_source(spark: SparkSession, node: SourceNode, name: str | None) -> DataFrame:
