@@ -45,10 +45,22 @@ def test_everything_else_is_refused(epoch: int, query: str, offsets: str) -> Non
 @pytest.mark.parametrize(("finished", "fits"), [(2, False), (3, True), (4, True), (5, False)])
 def test_spark_may_be_one_epoch_behind_and_never_ahead(finished: int, fits: bool) -> None:
     if fits:
-        check_start(HISTORY, "q", Epoch(finished))
+        check_start(HISTORY, "q", Epoch(finished), Epoch(finished))
     else:
         with pytest.raises(UserError, match="do not belong together"):
-            check_start(HISTORY, "q", Epoch(finished))
+            check_start(HISTORY, "q", Epoch(finished), Epoch(finished))
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "fits"), [(3, 4, True), (4, 9, True), (2, 3, True), (5, 6, False), (1, 2, False)]
+)
+def test_an_older_driver_may_go_on_while_a_newer_one_looks(before: int, after: int, fits: bool) -> None:
+    """What Spark has finished is looked at before the journal is read, and after it."""
+    if fits:
+        check_start(HISTORY, "q", Epoch(before), Epoch(after))
+    else:
+        with pytest.raises(UserError, match="do not belong together"):
+            check_start(HISTORY, "q", Epoch(before), Epoch(after))
 
 
 def test_an_attempt_whose_receipts_agree_is_accepted_whole() -> None:

@@ -117,6 +117,7 @@ class Query(QueryData):
         resolve(self, sources.schemas(self.sources.values()))  # before the store is touched
         opened = _open(store, store_options)
         place = _checkpoint_place(opened, checkpoint)
+        finished = last_finished(spark, place)
         journal = Journal.open(opened)
         workshop = SparkWorkshop(
             spark, opened, journal.store_id, store_options or {}, cache, sources, float(modify_timeout)
@@ -126,7 +127,7 @@ class Query(QueryData):
         driver = Driver(version, journal, workshop, executor, deliverer, options, observe)
         driver.check_graph()
         driver.listener.log.guard()
-        check_start(driver.journal.history, query_id(spark, place), last_finished(spark, place))
+        check_start(driver.journal.history, query_id(spark, place), finished, last_finished(spark, place))
         trouble = workshop.try_out(driver.modifier.version)
         if trouble:
             raise UserError(trouble)

@@ -349,14 +349,17 @@ def decide(history: History, epoch: Epoch, spark_query: str, offsets: str) -> Ru
     raise UserError(_apart(f"offers epoch {epoch}", history))
 
 
-def check_start(history: History, spark_query: str | None, finished: Epoch) -> None:
+def check_start(history: History, spark_query: str | None, before: Epoch, after: Epoch) -> None:
     """Refuses, before anything runs, a checkpoint whose last finished epoch does not fit the journal.
 
-    Spark finishes an epoch after its commit here, so it may be one behind, and never ahead.
+    Spark finishes an epoch after its commit here, so it may be one behind, and never ahead. An older driver may still be
+    running epochs: what was finished is looked at before the journal is read, which has at least that, and after it.
     """
     check_binding(history, spark_query)
-    if not history.epoch - 1 <= finished <= history.epoch:
-        raise UserError(_apart(f"has finished epoch {finished}", history))
+    if before > history.epoch:
+        raise UserError(_apart(f"has finished epoch {before}", history))
+    if after < history.epoch - 1:
+        raise UserError(_apart(f"has finished epoch {after}", history))
 
 
 def _apart(found: str, history: History) -> str:
