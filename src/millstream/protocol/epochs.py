@@ -352,8 +352,8 @@ def decide(history: History, epoch: Epoch, spark_query: str, offsets: str) -> Ru
 def check_start(history: History, spark_query: str | None, before: Epoch, after: Epoch) -> None:
     """Refuses, before anything runs, a checkpoint whose last finished epoch does not fit the journal.
 
-    Spark finishes an epoch after its commit here, so it may be one behind, and never ahead. An older driver may still run
-    epochs: what was finished is looked at before the journal is read, which has at least that, and after it.
+    Spark finishes an epoch after its commit here, so it may be one behind, and never ahead. An older driver may still
+    run epochs: what was finished is looked at before the journal is read, which has at least that, and after it.
     """
     check_binding(history, spark_query)
     if before > history.epoch:
