@@ -157,11 +157,11 @@ class _Display:
         self._progress.advance(self._all)
 
 
-def save(path: Path, facts: dict[str, Any], runs: Sequence[Run]) -> None:
-    """Writes everything that is known so far."""
+def save(path: Path, facts: dict[str, Any], runs: Sequence[Run], judged: Any = report.judged) -> None:
+    """Writes everything that is known so far, with what `judged` makes of the targets."""
     targets = [
         {"ratio": j.target.text, "target": j.target.limit, "aim": j.target.aim, "found": j.found, "verdict": j.verdict}
-        for j in report.judged(runs)
+        for j in judged(runs)
     ]
     staged = path.with_suffix(".tmp")
     staged.write_text(json.dumps({**facts, "targets": targets, "runs": runs}) + "\n")

@@ -12,7 +12,6 @@ Raw numbers, the machine and pictures go to `bench/results/`, after every single
 from __future__ import annotations
 
 import dataclasses
-import json
 import shutil
 import signal
 import tempfile
@@ -25,6 +24,7 @@ import click
 from rich.console import Console
 from rich.markup import escape
 
+from bench import migration
 from bench import modification_report as report
 from bench.command import RESULTS, machine, show_facts
 from bench.migration import load, names_of
@@ -43,13 +43,7 @@ _MAIN = "from bench.modification_trials import main; main()"
 
 def save(path: Path, facts: dict[str, Any], runs: Sequence[Run]) -> None:
     """Writes everything that is known so far."""
-    targets = [
-        {"ratio": j.target.text, "target": j.target.limit, "aim": j.target.aim, "found": j.found, "verdict": j.verdict}
-        for j in report.judged(runs)
-    ]
-    staged = path.with_suffix(".tmp")
-    staged.write_text(json.dumps({**facts, "targets": targets, "runs": runs}) + "\n")
-    staged.replace(path)
+    migration.save(path, facts, runs, report.judged)
 
 
 @click.command()

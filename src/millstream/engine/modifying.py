@@ -121,12 +121,11 @@ class Modifier:
                 del self._candidates[number]
                 self._versions.pop(number, None)
             for number, known in self._candidates.items():
-                slow = known.state in ("proposed", "validated") and known.changed is None
-                if slow and time.monotonic() - self._begun[number] > self._limit_s:
+                if known.state == "proposed" and time.monotonic() - self._begun[number] > self._limit_s:
                     reason = f"its code was not loaded and its graph not checked within {self._limit_s:g} s"
                     self._candidates[number] = self._reached(number, Candidate("aborted", reason))
             fresh = [number for number in wanted if number not in self._candidates]
-            self._begun.update(dict.fromkeys(fresh, time.monotonic()))
+            self._begun = {number: self._begun.get(number, time.monotonic()) for number in wanted}
             self._candidates.update({number: Candidate("proposed") for number in fresh})
             for number in [number for number in fresh if history.tried.get(number, 0) >= MAX_PLANS]:
                 fresh.remove(number)
