@@ -67,7 +67,7 @@ MADE = {
         "Outcome",
         "Overview",
     ),
-    *("Progress", "RunningQuery", "Status", "Stream", "TimerBatch", "WindowedStream"),
+    *("Progress", "ReplicaFacts", "RunningQuery", "Status", "Stream", "TimerBatch", "WindowedStream"),
 }
 """Classes that users are given and never make, so that their constructors are nobody's business."""
 

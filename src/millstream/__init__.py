@@ -5,6 +5,7 @@ from millstream.control.handle import Handle
 from millstream.control.modify import Modify
 from millstream.control.running import RunningQuery, Status
 from millstream.control.start import Query
+from millstream.engine.replicating import ReplicaFacts
 from millstream.errors import (
     ConflictError,
     DamagedObject,
@@ -64,6 +65,7 @@ __all__ = [
     "Modify",
     "Parquet",
     "Query",
+    "ReplicaFacts",
     "RunningQuery",
     "SinkError",
     "Status",

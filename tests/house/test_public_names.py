@@ -36,6 +36,7 @@ PUBLIC = [
     "Modify",
     "Parquet",
     "Query",
+    "ReplicaFacts",
     "RunningQuery",
     "SinkError",
     "Status",

@@ -36,6 +36,7 @@ from millstream.control.modify import Modify
 from millstream.control.verbs import Verbs, When, start_of
 from millstream.engine.driver import Driver, EpochFacts, live_slots
 from millstream.engine.pending import pending_timers
+from millstream.engine.replicating import ReplicaFacts
 from millstream.engine.state import check_same_step, chosen_state
 from millstream.engine.version import Workshop
 from millstream.errors import DamagedObject, Fenced, MillstreamError, UserError
@@ -328,6 +329,11 @@ class RunningQuery(Verbs):
             {name: moment(mark) for name, mark in history.passed.items()},
             moment(history.clock_ms * 1000) if history.clock_ms else None,
         )
+
+    def replicas(self) -> ReplicaFacts:
+        """Who holds the state of which slots beside their own workers, and how far that is behind."""
+        replicator = self._driver.replicator
+        return ReplicaFacts() if replicator is None else replicator.facts()
 
     def wait_epoch(self, epoch: int, timeout: float | None = None) -> int:
         """Waits until an epoch is committed and delivered; returns the last committed epoch.

@@ -31,6 +31,7 @@ from millstream.spark.executor import SparkExecutor
 from millstream.spark.session import check_session
 from millstream.spark.sinks import SparkDeliverer
 from millstream.spark.sources import Sources
+from millstream.store.agent import Settings
 from millstream.store.cache import DEFAULT_CACHE_BYTES, CacheSettings
 from millstream.store.journal import Journal
 from millstream.store.objects import ObjectStore, open_store
@@ -74,6 +75,8 @@ class Query(QueryData):
         cache_dir: str | None = None,
         cache_bytes: int = DEFAULT_CACHE_BYTES,
         fetch_limit: float | None = None,
+        replicas: int = 1,
+        replicate_limit: float | None = None,
         token: str | None = None,
         modify_timeout: float = 60.0,
         observe: Observer | None = None,
@@ -92,6 +95,9 @@ class Query(QueryData):
           Spark's local directories.
         - `cache_bytes`: how many bytes of it each worker keeps; what the store has on the same disk does not count.
         - `fetch_limit`: how many bytes a second each worker may fetch from the store; not limited by default.
+        - `replicas`: on how many other workers the state of each slot is held, too, so that a slot whose worker is lost
+          goes on at once; 0 for none. The store has all state in any case.
+        - `replicate_limit`: how many bytes a second each worker may take from others; not limited by default.
         - `token`: guards the store: from then on, commands to the running query need it, and so does a restart.
         - `modify_timeout`: how many seconds a modification may take to be tried out on workers, and its first epoch.
         - `observe`: called with a moment (`planned`, `executed`, `committed`, `delivering`, `delivered`) and the epoch.
@@ -103,6 +109,7 @@ class Query(QueryData):
             _options(slots, bins, retain, compaction_budget, token),
             fetch_limit=int(fetch_limit or 0),
             modify_timeout=float(modify_timeout),
+            replicas=_replicas(replicas),
         )
         chosen = _trigger(trigger)
         check_session(spark)
@@ -123,7 +130,10 @@ class Query(QueryData):
             spark, opened, journal.store_id, store_options or {}, cache, sources, float(modify_timeout)
         )
         version = workshop.build(self)
-        executor, deliverer = SparkExecutor(spark), SparkDeliverer(spark, opened, version.spec)
+        peers = Settings(
+            "", "", journal.store_id, opened.uri, dict(store_options or {}), cache, limit=_rate(replicate_limit)
+        )
+        executor, deliverer = SparkExecutor(spark, peers), SparkDeliverer(spark, opened, version.spec)
         driver = Driver(version, journal, workshop, executor, deliverer, options, observe)
         driver.check_graph()
         driver.listener.log.guard()
@@ -179,6 +189,18 @@ def _options(slots: int, bins: int, retain: int, budget: int, token: str | None)
     if token is not None and (not isinstance(token, str) or not token):
         raise UserError("token: give a text that is not empty, or leave it out")
     return Options(slots, bins.bit_length() - 1, retain, budget, token)
+
+
+def _replicas(count: int) -> int:
+    if isinstance(count, bool) or not isinstance(count, int) or not 0 <= count <= 16:
+        raise UserError(f"replicas={count!r}: give a whole number from 0 to 16")
+    return count
+
+
+def _rate(rate: float | None) -> float | None:
+    if rate is not None and (not isinstance(rate, int | float) or not 0 < rate < float("inf")):
+        raise UserError(f"replicate_limit={rate!r}: give a number of bytes a second above 0, or None for no limit")
+    return rate
 
 
 def _cache(directory: str | None, limit: int, rate: float | None) -> CacheSettings:

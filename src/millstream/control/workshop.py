@@ -102,7 +102,7 @@ class SparkWorkshop:
             with time_limit(sc, None if samples is None else self._timeout_s) as late:
                 found = sc.parallelize(range(count), count).mapPartitionsWithIndex(prober).collect()
         except Exception as error:
-            if late.is_set():
+            if late.why:
                 return f"it was not loaded and tried out on workers within {self._timeout_s:g} s (modify_timeout)"
             lines = [line.strip() for line in str(error).splitlines() if "Error" in line or "Exception" in line]
             return (

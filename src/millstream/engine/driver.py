@@ -17,13 +17,15 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from millstream.engine.delivery import Deliverer
 from millstream.engine.listening import Listener
 from millstream.engine.modifying import Modifier
+from millstream.engine.placing import Placer
+from millstream.engine.replicating import FEW, Agents, Replicator
 from millstream.engine.sample import worth_keeping
 from millstream.engine.spec import EpochTask, SlotTask, epoch_task, rules_of, slot_tasks
 from millstream.engine.upkeep import Upkeep
@@ -48,19 +50,23 @@ from millstream.protocol.epochs import (
     judge,
     planned_manifest,
 )
+from millstream.protocol.handover import Coming, of_round, upcoming
 from millstream.protocol.keyspace import DEFAULT_BIN_BITS
 from millstream.protocol.manifest import Edit
 from millstream.protocol.migration import MigrationPlan
 from millstream.protocol.modification import Candidate, Modification, called, routed_on
 from millstream.protocol.planner import Layout
 from millstream.protocol.routing import RoutingTable, Slot
-from millstream.protocol.steering import Facts, Steering, leaving, remembered, steer
+from millstream.protocol.steering import Facts, Outcome, Steering, leaving, remembered, steer
 from millstream.protocol.time import NO_TIME, idle_sources
 from millstream.store.control_log import ControlLog
 from millstream.store.journal import Journal
 from millstream.store.names import Maker
 
 MAX_ATTEMPTS = 4
+PATIENT_AFTER = 2
+"""How many attempts may be given up because a task would have to fetch its state on another worker than it should run
+on. After that it does."""
 MOMENTS = ("planned", "executed", "committed", "delivering", "delivered")
 Observer = Callable[[str, int], None]
 Offered = Callable[[Sequence[str]], Any]
@@ -80,6 +86,11 @@ class TookTooLong(ExecutionFailed):
 class Executor(Protocol):
     """What runs the parts of an epoch: Spark, or one process in tests."""
 
+    @property
+    def agents(self) -> Agents | None:
+        """The agents of its workers, if they can have any."""
+        ...
+
     def execute(
         self, spec: Any, task: EpochTask, slots: Sequence[SlotTask], records: Any, limit_s: float | None = None
     ) -> tuple[list[Report], int]:
@@ -89,8 +100,9 @@ class Executor(Protocol):
         """
         ...
 
-    def place(self, slots: Sequence[int], closing: Collection[str], closed: Collection[str]) -> dict[int, str]:
-        """The worker that each slot will be tried on first, from now on; see `protocol.placement`."""
+    @property
+    def placer(self) -> Placer:
+        """Which worker each slot is tried on."""
         ...
 
     def retire(self, workers: Collection[str]) -> dict[str, str]:
@@ -114,6 +126,7 @@ class Options:
     token: str | None = None
     fetch_limit: int = 0
     modify_timeout: float = 60.0
+    replicas: int = 0
 
 
 @dataclass(slots=True)
@@ -127,6 +140,8 @@ class EpochFacts:
     attempts: int = 1
     fetched_bytes: int = 0
     """How much state its workers did not have, and fetched from the store."""
+    elsewhere: int = 0
+    """How many of its tasks ran on another worker than they were placed on."""
 
 
 class Driver:
@@ -148,6 +163,10 @@ class Driver:
         self.store, self.options = journal.store, options
         self.modifier = Modifier(self.store, version, workshop, background, clock, 2 * options.modify_timeout)
         self.upkeep = Upkeep(self.store, lambda: self.modifier.version, executor, options.compaction_budget, background)
+        self.replicator: Replicator | None = None
+        if executor.agents is not None:
+            self.replicator = Replicator(executor.agents, options.replicas, background, self.upkeep.recipes)
+            executor.placer.replicas = self.replicator
         self.last: EpochFacts | None = None
         self._clock = clock
         self._since_ms = 0
@@ -204,6 +223,8 @@ class Driver:
             if trouble is None:
                 self._deliver(epoch)
                 self.upkeep.after_commit(self.journal)
+                if self.replicator is not None:
+                    self.replicator.after_commit(self.journal.history)
                 return
             troubles.append(trouble)
         raise UserError(
@@ -254,8 +275,11 @@ class Driver:
         self._observe("planned", epoch)
         planned = time.perf_counter()
         try:
-            share = _share(tables, self.executor.place(live_slots(tables), *draining(history, plan)))
-            reports, producers = self._execute(version, plan, share, before, records)
+            outcomes = remembered(history.outcomes, plan.outcomes).values()
+            placed = self.executor.placer.place(live_slots(tables), *draining(outcomes, history.generation))
+            share = _share(tables, placed)
+            patience = FEW if self.replicator is not None and tries < PATIENT_AFTER else -1
+            reports, producers = self._execute(version, plan, share, before, records, patience)
         except ExecutionFailed as error:
             self._abort(plan, str(error), by_user=isinstance(error, TookTooLong))
             return str(error)
@@ -307,7 +331,8 @@ class Driver:
             "commit": (ended - executed) * 1000,
         }
         fetched = int(sum(report.timings_ms.get("fetched", 0.0) for report in reports))
-        self.last = EpochFacts(epoch, verdict.records, (ended - started) * 1000, parts, tries + 1, fetched)
+        elsewhere = sum(bool(report.elsewhere) for report in reports)
+        self.last = EpochFacts(epoch, verdict.records, (ended - started) * 1000, parts, tries + 1, fetched, elsewhere)
         self._observe("committed", epoch)
         return None
 
@@ -354,8 +379,30 @@ class Driver:
             max(self.last.duration_ms, self._stood_ms) if self.last and self.last.epoch == history.epoch else 0.0,
             numbers_of(history, self.last, clock_ms) if any(map(has_condition, asked.values())) else {},
             self._emptied(history),
+            self._lacking(asked, history),
         )
         return steer(facts, heard)
+
+    def _lacking(self, asked: Mapping[int, object], history: History) -> dict[int, int]:
+        """Has the next rounds of migrations prepared; how many bytes are lacking for the next one of each."""
+        if self.replicator is None:
+            return {}
+        plans = {number: ask for number, ask in asked.items() if isinstance(ask, MigrationPlan) and ask.prepared}
+        closing, closed = draining(history.outcomes.values(), history.generation)
+        closing |= {plan.drains for plan in plans.values() if plan.drains}
+        targets = sorted({move.target for plan in plans.values() for moves in plan.rounds for move in moves})
+        placed = self.executor.placer.promise(targets, closing, closed) if plans else {}
+        coming: dict[str, Coming] = {}
+        for number, plan in sorted(plans.items()):
+            known = history.outcomes.get(number)
+            coming.update(upcoming(number, plan, known.done if known else 0, placed))
+        self.replicator.expect(coming)
+        found = {}
+        for number in plans:
+            done = history.outcomes[number].done if number in history.outcomes else 0
+            mine = [key for key in coming if of_round(key, number, done)]
+            found[number] = max((self.replicator.lacks_of_move(key, history) for key in mine), default=0)
+        return found
 
     def _emptied(self, history: History) -> dict[str, str]:
         """Which of the workers that have been drained are empty by now, and were not before."""
@@ -393,12 +440,16 @@ class Driver:
         return self.modifier.aborted(waiting, reason)
 
     def _execute(
-        self, version: Version, plan: Plan, share: Share, before: History, records: Offered
+        self, version: Version, plan: Plan, share: Share, before: History, records: Offered, patience: int
     ) -> tuple[list[Report], int]:
         maker = Maker(before.generation, plan.epoch, "a", plan.attempt)
         manifest, _ = planned_manifest(self.journal.history, plan)
         task = epoch_task(version.graph, plan, maker, share.tables, before, len(share.slots))
-        slots = slot_tasks(version.graph, share.tables, manifest, share.slots, self.upkeep.busy())
+        where = {slot: worker for worker, slots in share.workers.items() for slot in slots}
+        slots = [
+            replace(slot, worker=where.get(slot.home, ""), patience=patience)
+            for slot in slot_tasks(version.graph, share.tables, manifest, share.slots, self.upkeep.busy())
+        ]
         limit_s = None if plan.changed is None else self.options.modify_timeout
         names = [source.name for source in version.graph.sources]
         return self.executor.execute(version.spec, task, slots, records(names), limit_s)
@@ -413,8 +464,10 @@ class Driver:
         self._observe("delivered", epoch)
 
     def close(self) -> None:
-        """Ends the upkeep. The journal needs no closing."""
+        """Ends the upkeep, and the replicas. The journal needs no closing."""
         self.upkeep.close()
+        if self.replicator is not None:
+            self.replicator.close()
 
 
 def _slowest(reports: Sequence[Report], part: str) -> float:
@@ -469,10 +522,9 @@ def layout_of(store_id: str, history: History) -> Layout:
     return Layout(store_id, history.tables, history.manifest, history.workers, history.fetch_limit, history.generation)
 
 
-def draining(history: History, plan: Plan) -> tuple[frozenset[str], frozenset[str]]:
+def draining(outcomes: Iterable[Outcome], generation: int) -> tuple[frozenset[str], frozenset[str]]:
     """The workers that are being emptied, and those that have been, by this driver."""
-    outcomes = remembered(history.outcomes, plan.outcomes).values()
-    mine = [outcome for outcome in outcomes if outcome.drains and outcome.generation == history.generation]
+    mine = [outcome for outcome in outcomes if outcome.drains and outcome.generation == generation]
     closing = frozenset(outcome.drains for outcome in mine if outcome.state == "running")
     return closing, frozenset(outcome.drains for outcome in mine if outcome.state == "done")
 

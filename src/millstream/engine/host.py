@@ -73,9 +73,16 @@ class Hosted:
 
 
 def host(
-    spec: Spec, task: EpochTask, level: int, mine: SlotTask, payloads: Iterable[bytes | memoryview], store: ObjectStore
+    spec: Spec,
+    task: EpochTask,
+    level: int,
+    mine: SlotTask,
+    payloads: Iterable[bytes | memoryview],
+    store: ObjectStore,
+    here: str = "",
 ) -> Hosted:
-    """Runs one slot's part of a level and reports what it did, or what kept it from doing it. Levels count from 1."""
+    """Runs one slot's part of a level and reports what it did, or what kept it from doing it. Levels count from 1, and
+    `here` is the worker that it runs on, if that is known."""
     decoded = [decode(payload) for payload in payloads]
     receipts = receipts_of([head for head, _ in decoded])
     marks, reached, clocks = _watermarks(spec, task, level, [head for head, _ in decoded])
@@ -86,6 +93,12 @@ def host(
     report = Report(mine.slot, receipts, level=level, clocks=clocks, watermarks=reached)
     if level == 1 and mine.slot == 0:
         report = replace(report, samples=_samples([head for head, _ in decoded]))
+    if here and here != mine.worker:
+        report = replace(report, elsewhere=here)
+        if 0 <= mine.patience < _lacking(spec, level, mine, store):
+            trouble = f"it ran on worker {here} instead of {mine.worker}, which has not its state"
+            hosted.reports.append(replace(report, trouble=trouble))
+            return hosted
     try:
         for part in received:
             if task.lanes[part.lane].level > level:
@@ -98,6 +111,12 @@ def host(
         report = replace(report, trouble=str(error))
     hosted.reports.append(report)
     return hosted
+
+
+def _lacking(spec: Spec, level: int, mine: SlotTask, store: ObjectStore) -> int:
+    """About how many bytes of a slot's state for a level this worker would have to fetch."""
+    steps = {step.name for step in spec.graph.steps if step.level == level}
+    return CACHE.lacks(store, [piece for step, _, pieces in mine.pieces if step in steps for piece in pieces])
 
 
 def _samples(heads: Sequence[Head]) -> dict[str, tuple[bytes, ...]]:

@@ -198,6 +198,10 @@ class SlotTask:
     owned: dict[str, tuple[Range, ...]]
     pieces: list[tuple[str, str, list[Piece]]]
     busy: frozenset[str] = frozenset()
+    worker: str = ""
+    """Where it should run."""
+    patience: int = -1
+    """How many bytes of state may have to be fetched if it runs elsewhere; -1 for any number."""
 
     def pack(self) -> bytes:
         return msgspec.msgpack.encode(self)

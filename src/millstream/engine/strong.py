@@ -51,11 +51,17 @@ class Kept:
 
 
 def host_once(
-    spec: Spec, task: EpochTask, level: int, mine: SlotTask, payloads: Iterable[bytes | memoryview], store: ObjectStore
+    spec: Spec,
+    task: EpochTask,
+    level: int,
+    mine: SlotTask,
+    payloads: Iterable[bytes | memoryview],
+    store: ObjectStore,
+    here: str = "",
 ) -> Hosted | Kept:
     """As `host`; but where a step of the level has strong productions, what the first of all runs led to."""
     if not any(step.strong for step in spec.graph.steps if step.level == level):
-        return host(spec, task, level, mine, payloads, store)
+        return host(spec, task, level, mine, payloads, store, here)
     name = names.strong(task.maker, level, mine.slot)
     try:
         known = _read(store, name)
@@ -63,7 +69,7 @@ def host_once(
         known = None  # if it is there, this one cannot be stored, and is not sent
     if known is not None:
         return known
-    hosted = host(spec, task, level, mine, payloads, store)
+    hosted = host(spec, task, level, mine, payloads, store, here)
     own = hosted.reports[-1]
     if own.failure or own.damage or own.trouble:
         return hosted

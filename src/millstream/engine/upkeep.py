@@ -20,6 +20,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -29,6 +30,7 @@ from millstream.engine.version import Version
 from millstream.protocol.compaction import Job, choose
 from millstream.protocol.epochs import History
 from millstream.protocol.manifest import Edit, Family, Manifest
+from millstream.protocol.replication import Recipe
 from millstream.store.forms import unpacked
 from millstream.store.garbage import clear_staging, old_commands, unneeded
 from millstream.store.journal import Journal
@@ -39,6 +41,7 @@ if TYPE_CHECKING:
     from millstream.engine.driver import Executor
 
 REST = 3.0
+RECIPES = 32
 GARBAGE_EVERY = 16
 """Epochs between two garbage collections: each lists the store."""
 
@@ -62,6 +65,8 @@ class Upkeep:
         self._thread: threading.Thread | None = None
         self._finished: dict[int, Edit] = {}  # by number of the compaction
         self._running: dict[int, Job] = {}
+        self._made: dict[tuple[str, ...], Recipe] = {}  # by what came out
+        self._applied: deque[Recipe] = deque(maxlen=RECIPES)
         self._next_number = 0
         self._collected_at = 0
         self._turn = 0
@@ -81,6 +86,7 @@ class Upkeep:
                     fitting.append(edit)
                 else:
                     del self._finished[number]
+                    self._made.pop(tuple(made.name for made in edit.outputs), None)
             return tuple(fitting)
 
     def busy(self) -> frozenset[str]:
@@ -88,9 +94,18 @@ class Upkeep:
         with self._lock:
             return frozenset(piece.segment.name for job in self._running.values() for piece in job.pieces)
 
+    def recipes(self) -> tuple[Recipe, ...]:
+        """How the last compactions that have been committed can be done again."""
+        with self._lock:
+            return tuple(self._applied)
+
     def applied(self, edits: Sequence[Edit]) -> None:
         """These edits have been committed."""
         with self._lock:
+            for edit in edits:
+                recipe = self._made.pop(tuple(made.name for made in edit.outputs), None)
+                if recipe is not None:
+                    self._applied.append(recipe)
             self._finished = {number: edit for number, edit in self._finished.items() if edit not in edits}
 
     def after_commit(self, journal: Journal) -> None:
@@ -163,6 +178,8 @@ class Upkeep:
                     [edit] = self._executor.compact(version.spec, [item])
                     with self._lock:
                         self._finished[number] = edit
+                        if not item[0].forms:  # what converts values may need code that agents have not
+                            self._made[tuple(made.name for made in edit.outputs)] = Recipe(item[0], edit.outputs)
                         self.compactions += 1
                 except Exception as error:
                     troubles.append(f"{type(error).__name__}: {error}")

@@ -431,6 +431,8 @@ class Report:
     dead_letters: dict[str, int] = field(default_factory=dict)
     passed: dict[str, int] = field(default_factory=dict)
     samples: dict[str, tuple[bytes, ...]] = field(default_factory=dict)
+    elsewhere: str = ""
+    """The worker that it ran on, if that is another than it was placed on."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -83,6 +83,12 @@ class MigrationPlan:
     """The bytes per second at which a worker fetches what it does not hold; 0 if that is not known."""
     placement: dict[str, tuple[int, ...]] = field(default_factory=dict)
     """The slots of each worker, when it was planned. Others are taken to get workers of their own."""
+    prepared: bool = False
+    """Whether a round waits until its targets hold what it brings them (see `protocol.handover`)."""
+    budget: int = 0
+    """How many bytes a worker may still lack then."""
+    deadline_s: float = 0.0
+    """How many seconds a round may wait."""
 
     def after(self, tables: Mapping[str, RoutingTable], number: int) -> dict[str, RoutingTable]:
         """The tables after round `number`, of the steps that it changes."""

@@ -6,13 +6,15 @@ Rules
 - A slot that has no place goes to the worker with the fewest: so the slots of a lost worker are shared out. A slot that
   has one moves only to a worker that is new, from the fullest, as long as that has two more. So a new worker is used
   as soon as it is reported; and where slots come and go, none of the others has to fetch all its state somewhere else.
+- Where replicas are known, a slot that has no place goes to the worker that lacks the fewest of its bytes; and one that
+  could go to a new worker stays until that one holds it.
 - A worker that is closing keeps the slots it has, which are being emptied, and gets no other. One that is closed has
   none, as long as there is another worker.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 
 def place(
@@ -22,8 +24,10 @@ def place(
     known: Collection[str] = (),
     closing: Collection[str] = (),
     closed: Collection[str] = (),
+    lacks: Callable[[int, str], int] = lambda slot, worker: 0,
 ) -> dict[int, str]:
-    """The worker of every slot; empty if there are no workers. `known` are the workers that were there before.
+    """The worker of every slot; empty if there are no workers. `known` are the workers that were there before, and
+    `lacks` is how much of a slot's state a worker would have to fetch.
 
     >>> place([0, 1, 2], ["a", "b"], {})
     {0: 'a', 1: 'b', 2: 'a'}
@@ -41,7 +45,7 @@ def place(
         held.get(before.get(slot, ""), homeless).append(slot)
     order = {worker: number for number, worker in enumerate(opened)}
     for slot in homeless:
-        held[min(opened, key=lambda worker: (len(held[worker]), order[worker]))].append(slot)
+        held[min(opened, key=lambda worker: (lacks(slot, worker), len(held[worker]), order[worker]))].append(slot)
     fresh = [worker for worker in opened if worker not in known]
     while fresh:
         fullest = max(opened, key=lambda worker: (len(held[worker]), -order[worker]))
@@ -50,6 +54,22 @@ def place(
             break
         held[emptiest].append(held[fullest].pop())
     return dict(sorted((slot, worker) for worker in held for slot in held[worker]))
+
+
+def warmed(
+    wished: Mapping[int, str], before: Mapping[int, str], workers: Collection[str], ready: Callable[[int, str], bool]
+) -> dict[int, str]:
+    """The placement that was wished for; but a slot that has a place stays there until its new one is ready for it.
+
+    >>> warmed({0: "b", 1: "c"}, {0: "a", 1: "gone"}, ["a", "b", "c"], lambda slot, worker: False)
+    {0: 'a', 1: 'c'}
+    """
+    return {
+        slot: worker
+        if before.get(slot) in (None, worker) or before[slot] not in workers or ready(slot, worker)
+        else before[slot]
+        for slot, worker in wished.items()
+    }
 
 
 def _by_number(worker: str) -> tuple[int, str]:

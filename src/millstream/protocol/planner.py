@@ -22,6 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from millstream.errors import UserError
+from millstream.protocol.handover import RATE
 from millstream.protocol.keyspace import LAST, Hashes, Range, width
 from millstream.protocol.manifest import Manifest
 from millstream.protocol.migration import AT_ONCE, MigrationPlan, Move, Start
@@ -551,6 +552,9 @@ def _plan(
         generation=layout.generation if drains else 0,
         fetch_limit=layout.fetch_limit,
         placement={worker: tuple(sorted(slots)) for worker, slots in sorted(layout.placement.items())},
+        prepared=len(layout.placement) > 1 if strategy.prepared is None else strategy.prepared,
+        budget=round(strategy.stall_s * (layout.fetch_limit or RATE)),
+        deadline_s=float(strategy.deadline_s),
     )
 
 

@@ -83,6 +83,11 @@ class Outcome:
     """Of a modification: when it came to be `validated` and `prepared`, by the driver's clock."""
     stall_ms: float = 0.0
     """How long the longest of its epochs took, as far as its driver has seen them."""
+    since_ms: int = 0
+    """Since when its next round has been waiting for what it brings to be there, by the driver's clock; 0 if it is
+    not."""
+    lacking: int = 0
+    """How many bytes were lacking when that was last looked at."""
     empty_ms: int = 0
     """Of a drain: when nothing ran on the worker any more, by the driver's clock; 0 before."""
 
@@ -147,6 +152,9 @@ class Facts:
     """What is known of `conditions.METRICS`."""
     empty: Mapping[str, str] = field(default_factory=dict)
     """The workers that have been drained and on which nothing runs; or why that cannot be brought about."""
+    lacking: Mapping[int, int] = field(default_factory=dict)
+    """Of migrations, how many bytes the worker that lacks most of the next round would have to fetch. Of those that
+    are not here, nothing can be prepared."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -366,13 +374,13 @@ class _Course:
                 self.note(replace(outcome, state="cancelled", reason=_renamed(plan, self.facts)))
             elif outcome.state == "running":
                 if self.facts.epoch > outcome.last + plan.gap:
-                    self._round(outcome, plan)
+                    self._cut_over(outcome, plan)
             elif self._is_time(plan):
                 outcome = self._judged(outcome, plan, due=True)
                 if outcome.over:
                     self.note(outcome)
                 else:
-                    self._round(self._begun(outcome), plan)
+                    self._cut_over(self._begun(outcome), plan)
 
     def _begun(self, outcome: Outcome) -> Outcome:
         return replace(outcome, state="running", began=self.facts.epoch, generation=self.facts.generation)
@@ -380,6 +388,22 @@ class _Course:
     def _is_time(self, plan: MigrationPlan) -> bool:
         facts = self.facts
         return plan.start.reached(facts.epoch, facts.clock_ms, _watermark(plan, facts), facts.numbers)
+
+    def _cut_over(self, outcome: Outcome, plan: MigrationPlan) -> None:
+        """Carries the next round out, or has it wait for what it brings."""
+        lacking = self.facts.lacking.get(outcome.number, 0) if plan.prepared else 0
+        if lacking <= plan.budget:
+            self._round(replace(outcome, since_ms=0, lacking=lacking), plan)
+            return
+        since_ms = outcome.since_ms or self.facts.clock_ms
+        if self.facts.clock_ms - since_ms > plan.deadline_s * 1000:
+            reason = (
+                f"round {outcome.done} was not prepared within {plan.deadline_s:g} s: {lacking:,} bytes are still "
+                f"lacking where it goes, and {plan.budget:,} may. What has moved stays; the rest is where it was"
+            )
+            self.note(replace(outcome, state="cancelled", reason=reason))
+        else:
+            self.note(replace(outcome, since_ms=since_ms, lacking=lacking))
 
     def _round(self, outcome: Outcome, plan: MigrationPlan) -> None:
         self.tables.update(plan.after(self.tables, outcome.done))

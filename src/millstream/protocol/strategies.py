@@ -24,21 +24,43 @@ from millstream.errors import UserError
 
 Numbers = npt.NDArray[np.int64]
 
+STALL_S = 0.1
+DEADLINE_S = 600.0
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Strategy:
-    """How moves are spread over epochs. `gap` is the number of epochs between two rounds in which nothing moves."""
+    """How moves are spread over epochs. `gap` is the number of epochs between two rounds in which nothing moves.
+
+    `prepared` says whether a round waits until its targets hold what it brings (see `protocol.handover`); by default
+    it does where there are several workers. Then `stall_s` is about how many seconds an epoch may take longer for what
+    is still lacking, and `deadline_s` how many seconds a round may wait.
+    """
 
     gap: int = 0
+    prepared: bool | None = None
+    stall_s: float = STALL_S
+    deadline_s: float = DEADLINE_S
 
     def __post_init__(self) -> None:
         _check(self, "gap", self.gap, 0)
+        if self.prepared not in (None, True, False):
+            raise UserError(f"{type(self).__name__}(prepared={self.prepared!r}): expected True, False or None")
+        for name, value in (("stall_s", self.stall_s), ("deadline_s", self.deadline_s)):
+            if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < float("inf"):
+                raise UserError(f"{type(self).__name__}({name}={value!r}): expected a number of seconds, 0 or more")
 
     def __str__(self) -> str:
-        return f"{type(self).__name__}({self._arguments()})"
+        return f"{type(self).__name__}({', '.join(self._arguments())})"
 
-    def _arguments(self) -> str:
-        return f"gap={self.gap}" if self.gap else ""
+    def _arguments(self) -> list[str]:
+        told: list[tuple[str, float | None, float | None]] = [("gap", self.gap, 0), ("prepared", self.prepared, None)]
+        told += [("stall_s", self.stall_s, STALL_S), ("deadline_s", self.deadline_s, DEADLINE_S)]
+        return [
+            f"{name}={value:g}" if name.endswith("_s") else f"{name}={value}"
+            for name, value, usual in told
+            if value != usual
+        ]
 
     def rounds(self, origins: Numbers, targets: Numbers) -> Numbers:
         """The round of each move, given the slots that the moves come from and go to."""
@@ -73,8 +95,8 @@ class Batched(Strategy):
         Strategy.__post_init__(self)
         _check(self, "n", self.n, 1)
 
-    def _arguments(self) -> str:
-        return f"{self.n}, gap={self.gap}" if self.gap else f"{self.n}"
+    def _arguments(self) -> list[str]:
+        return [str(self.n), *Strategy._arguments(self)]
 
     def rounds(self, origins: Numbers, targets: Numbers) -> Numbers:
         """The round of each move: `n` to each, in the spread order.

@@ -7,12 +7,16 @@ Rules
   Spark is about to take away (decommissioning) gets no more tasks from Spark, so it has no more slots either.
 - A worker that has been drained is decommissioned, so that Spark runs nothing else there: that is up to this session's
   scheduler alone. Where `spark.decommission.enabled` is set, the executor then ends by itself.
+- Where replicas are kept, a task of a lost worker that Spark runs anywhere else gives up instead of fetching its state,
+  and the next attempt runs it where a replica is. Workers that are kept warm by their processes stay so: the job is
+  cancelled only if it is not over soon after the loss.
 - A job that Spark gives up is an `ExecutionFailed`: the attempt is aborted and planned again.
 """
 
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
@@ -24,16 +28,21 @@ from pyspark.serializers import NoOpSerializer
 from pyspark.sql import DataFrame, SparkSession
 
 from millstream.engine.driver import ExecutionFailed, TookTooLong
+from millstream.engine.placing import Placer
 from millstream.engine.spec import EpochTask, SlotTask
 from millstream.protocol.compaction import Job
 from millstream.protocol.epochs import Report
 from millstream.protocol.manifest import Edit
-from millstream.protocol.placement import place
 from millstream.spark import tasks
+from millstream.spark.agents import SparkAgents
 from millstream.spark.exchange import Exchange, Places
-from millstream.spark.limits import time_limit
+from millstream.spark.limits import LATE, time_limit
 from millstream.spark.session import is_local
+from millstream.store.agent import Settings
 from millstream.store.names import Maker
+
+GRACE_S = 1.0
+"""How long a job of a lost worker may go on."""
 
 _LOG = logging.getLogger("millstream")
 
@@ -41,27 +50,42 @@ _LOG = logging.getLogger("millstream")
 class SparkExecutor:
     """Runs attempts on a Spark session."""
 
-    def __init__(self, spark: SparkSession) -> None:
+    def __init__(self, spark: SparkSession, settings: Settings | None = None) -> None:
         self._spark = spark
         self._exchange = Exchange(spark.sparkContext)
         self._local = is_local(spark)
         self._workers: dict[str, str] = {}
-        self._placed: dict[int, str] = {}
-        self._known: frozenset[str] = frozenset()
+        self._lost_at = 0.0
+        self.placer = Placer(lambda: ["driver"] if self._local else self.workers())
         self._leaving: frozenset[str] = frozenset()
+        self.agents: SparkAgents | None = None
+        if settings is not None and not self._local:
+            self.agents = SparkAgents(self._exchange, self.workers, settings)
 
     def execute(
         self, spec: bytes, task: EpochTask, slots: Sequence[SlotTask], records: DataFrame, limit_s: float | None = None
     ) -> tuple[list[Report], int]:
-        with time_limit(self._spark.sparkContext, limit_s) as late:
+        used = {self.placer.placed[slot.home] for slot in slots if slot.home in self.placer.placed}
+        watch = (lambda: self._lost(used)) if self.placer.replicas is not None else None
+        with time_limit(self._spark.sparkContext, limit_s, watch) as ended:
             try:
                 return self._run(spec, task, slots, records)
             except ExecutionFailed as error:
-                if late.is_set():
+                if ended.why == LATE:
                     raise TookTooLong(
                         f"the first epoch of the modification was not over within {limit_s:g} s (modify_timeout)"
                     ) from error
+                if ended.why:
+                    raise ExecutionFailed(ended.why) from error
                 raise
+
+    def _lost(self, used: Collection[str]) -> str:
+        """Which of the workers that an attempt uses is gone, as a sentence."""
+        gone = sorted(set(used) - self._present())
+        self._lost_at = (self._lost_at or time.monotonic()) if gone else 0.0
+        if not gone or time.monotonic() - self._lost_at < GRACE_S:
+            return ""
+        return f"worker {gone[0]} is lost; its slots go to where their replicas are"
 
     def _run(
         self, spec: bytes, task: EpochTask, slots: Sequence[SlotTask], records: DataFrame
@@ -82,6 +106,11 @@ class SparkExecutor:
         return [report for data in found for report in msgspec.msgpack.decode(data, type=list[Report])], producers
 
     def compact(self, spec: bytes, jobs: Sequence[tuple[Job, Maker, int]]) -> list[Edit]:
+        if self.agents is not None and len(jobs) == 1:
+            job, maker, slot = jobs[0]
+            edit = self.agents.compact(self.placer.placed.get(slot, ""), job, maker, slot)
+            if edit is not None:
+                return [edit]
         try:
             found = self._exchange.run_located(
                 [msgspec.msgpack.encode(job) for job in jobs],
@@ -92,15 +121,9 @@ class SparkExecutor:
             raise ExecutionFailed(_reason(error)) from error
         return [msgspec.msgpack.decode(data, type=Edit) for data in found]
 
-    def place(self, slots: Sequence[int], closing: Collection[str], closed: Collection[str]) -> dict[int, str]:
-        workers = ["driver"] if self._local else self.workers()
-        self._placed = place(slots, workers, self._placed, self._known, closing, closed)
-        self._known = frozenset(workers)
-        return self._placed
-
     def places(self, slots: Sequence[int]) -> Places:
         """Where each of these slots should run, as Spark writes it."""
-        hosts, placed = self._workers, self._placed
+        hosts, placed = self._workers, self.placer.placed
         return tuple(
             (f"executor_{hosts[placed[slot]]}_{placed[slot]}",) if placed.get(slot) in hosts else () for slot in slots
         )
@@ -145,11 +168,14 @@ class SparkExecutor:
         self._leaving = found
         return found
 
-    def workers(self) -> dict[str, str]:
-        """The executors that Spark reports now and gives tasks to: id and host."""
+    def _present(self) -> set[str]:
         context: Any = self._spark.sparkContext._jsc.sc()
         ids = context.getExecutorIds()
-        present = {ids.apply(i) for i in range(ids.size())}
+        return {ids.apply(i) for i in range(ids.size())}
+
+    def workers(self) -> dict[str, str]:
+        """The executors that Spark reports now and gives tasks to: id and host."""
+        present = self._present()
         present = present - self._decommissioned() or present
         if present != set(self._workers):
             hosts = {summary.id(): summary.hostPort().rsplit(":", 1)[0] for summary in self._summaries()}

@@ -1,41 +1,64 @@
-"""A limit on the time that Spark's jobs may take, for code that has never run before."""
+"""What ends Spark's jobs before they are over: a limit on their time, for code that has never run before; or something
+that makes their result useless.
+"""
 
 from __future__ import annotations
 
 import secrets
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 
 from py4j.protocol import Py4JError
 from pyspark import SparkContext
 
+LATE = "late"
+LOOK_S = 0.2
+
+
+@dataclass(slots=True)
+class Ended:
+    """Why jobs were ended: `LATE`, or what the watch said; empty if they were not."""
+
+    why: str = ""
+
 
 @contextmanager
-def time_limit(sc: SparkContext, seconds: float | None) -> Iterator[threading.Event]:
-    """Cancels the jobs that this thread starts inside the block if it lasts longer; the event then is set.
+def time_limit(sc: SparkContext, seconds: float | None, watch: Callable[[], str] | None = None) -> Iterator[Ended]:
+    """Cancels the jobs that this thread starts inside the block if it lasts longer, or as soon as `watch`, which is
+    called now and then, says why they should be.
 
     Spark ends the Python workers of cancelled tasks that do not end by themselves (`spark.python.task.killTimeout`).
     """
-    late = threading.Event()
-    if seconds is None:
-        yield late
+    ended = Ended()
+    if seconds is None and watch is None:
+        yield ended
         return
     tag = f"millstream-{secrets.token_hex(6)}"
+    over = threading.Event()
+    deadline = None if seconds is None else time.monotonic() + seconds
 
-    def cancel() -> None:
-        late.set()
-        try:
-            sc.cancelJobsWithTag(tag)
-        except (Py4JError, OSError):  # the session is gone, and with it the jobs
-            return
+    def look() -> None:
+        while True:
+            left = float("inf") if deadline is None else deadline - time.monotonic()
+            if over.wait(left if watch is None else max(0.0, min(left, LOOK_S))):
+                return
+            try:
+                late = deadline is not None and time.monotonic() >= deadline
+                ended.why = LATE if late else watch() if watch is not None else ""
+                if ended.why:
+                    sc.cancelJobsWithTag(tag)
+                    return
+            except (Py4JError, OSError):  # the session is gone, and with it the jobs
+                return
 
-    timer = threading.Timer(seconds, cancel)
-    timer.daemon = True
     sc.addJobTag(tag)
-    timer.start()
+    thread = threading.Thread(target=look, name="millstream-watch-jobs", daemon=True)
+    thread.start()
     try:
-        yield late
+        yield ended
     finally:
-        timer.cancel()
+        over.set()
         sc.removeJobTag(tag)

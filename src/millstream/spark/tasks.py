@@ -27,7 +27,7 @@ from millstream.engine.strong import host_once
 from millstream.errors import StoreUnavailable
 from millstream.protocol.compaction import Job
 from millstream.protocol.manifest import Edit
-from millstream.store.cache import CacheSettings, open_cache
+from millstream.store.cache import CacheSettings, executor, executor_id, open_cache
 from millstream.store.journal import check_format
 from millstream.store.merge import merge
 from millstream.store.names import Maker
@@ -109,7 +109,7 @@ def _host(spec_bytes: bytes, task: EpochTask, level: int, pairs: Iterable[tuple[
             payloads.append(payload)
     assert mine is not None, "a located partition without its slot"
     store = store_of(spec)
-    hosted = host_once(spec, task, level, mine, payloads, store)
+    hosted = host_once(spec, task, level, mine, payloads, store, executor_id(executor()))
     if level == spec.graph.depth:
         yield msgspec.msgpack.encode(hosted.reports)
         return

@@ -30,8 +30,9 @@ import socket
 import struct
 import tempfile
 import time
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 
 import msgspec
@@ -121,7 +122,7 @@ class WorkerCache:
     def __init__(self, directory: Path, limit: int = DEFAULT_CACHE_BYTES, fetch_limit: float | None = None) -> None:
         self.directory, self._limit = directory, limit
         self.pace = Limiter(directory / "pace", fetch_limit) if fetch_limit else None
-        self._noted: dict[int, float] = {}
+        self._noted: dict[int | str, float] = {}
         self._swept = time.monotonic()
         self._unmeasured = limit  # what was written since the size was last measured; at first nobody knows
         self._warned = False
@@ -186,8 +187,9 @@ class WorkerCache:
                 raise
         return 0
 
-    def note(self, slot: int, needs: Collection[str]) -> None:
-        """Notes what a slot needs now, and removes what no slot needs; both from time to time only."""
+    def note(self, slot: int | str, needs: Collection[str]) -> None:
+        """Notes what a slot needs now, or what is held for another reason, which has a name; and removes what nobody
+        needs. Both from time to time only."""
         now = time.monotonic()
         if now - self._noted.get(slot, -_NOTE_EVERY_S) < _NOTE_EVERY_S:
             return
@@ -226,6 +228,36 @@ class WorkerCache:
                 with contextlib.suppress(FileNotFoundError):
                     found.append((Path(entry.path), entry.name.removesuffix(_PART), entry.stat()))
         return found
+
+    def read(self, name: str, spans: Sequence[tuple[int, int]]) -> list[bytes] | None:
+        """Some bytes of an object, as they are here, which the reader has to check; None if nothing of it is here."""
+        base = names.base(name)
+        if names.maker_of(base) is None or base != Path(base).name:
+            return None
+        for path in (self.directory / base, self.directory / (base + _PART)):
+            try:
+                descriptor = os.open(path, os.O_RDONLY)
+            except OSError:
+                continue
+            try:
+                return [os.pread(descriptor, end - start, start) for start, end in spans]
+            except OSError:
+                return None
+            finally:
+                os.close(descriptor)
+        return None
+
+    def objects(self) -> set[str]:
+        """The objects of which there is something here, by the last part of their names."""
+        with self._trying():
+            return {name for _, name, _ in self._files()}
+        return set()
+
+    def room(self) -> int:
+        """How many bytes there is room for without removing anything."""
+        with self._trying():
+            return self._limit - sum(stat.st_blocks * 512 for _, _, stat in self._files() if stat.st_nlink == 1)
+        return self._limit
 
     def fetched(self, count: int, name: str, mapped: Collection[str]) -> list[str]:
         """Takes note that so much of an object was brought or copied here. Makes room if there is too much by now: the
@@ -278,6 +310,14 @@ def executor() -> int:
         fields = _proc(parent, "stat").rsplit(b")", 1)[-1].split()
         return int(fields[1]) if len(fields) > 1 else parent
     return parent
+
+
+@lru_cache(maxsize=8)
+def executor_id(process: int) -> str:
+    """The id of the executor whose Java process this is, which stands in its command line; empty if it is none."""
+    words = _proc(process, "cmdline").split(b"\0")
+    at = words.index(b"--executor-id") + 1 if b"--executor-id" in words else len(words)
+    return os.fsdecode(words[at]) if at < len(words) else ""
 
 
 def _identity(process: int) -> str:

@@ -7,7 +7,9 @@ Rules
   process died. So there is no record that could be wrong.
 - What is not here is fetched and checked, and only then put in its place. Two processes that fetch the same chunk write
   the same bytes, and nobody sees others.
-- Bytes of the store that are not those that were written are named (`DamagedObject`) and never used.
+- Others than the store may be asked first (`Peer`). What they give is checked in the same way, and what they do not
+  have, or have wrong, is asked of the next. Bytes of the store that are not those that were written are named
+  (`DamagedObject`) and never used.
 """
 
 from __future__ import annotations
@@ -147,6 +149,8 @@ class Traffic:
 
     fetched: int = 0
     """Bytes fetched from the store."""
+    given: int = 0
+    """Bytes that peers gave."""
     chunks: int = 0
     """How many chunks those were."""
     found: int = 0
@@ -159,6 +163,7 @@ class Traffic:
     def since(self, before: Traffic) -> Traffic:
         return Traffic(
             self.fetched - before.fetched,
+            self.given - before.given,
             self.chunks - before.chunks,
             self.found - before.found,
             self.fetch_s - before.fetch_s,
@@ -178,11 +183,19 @@ class Pace(Protocol):
         ...
 
 
-class Fetcher:
-    """Brings bytes from the store, at a certain pace, and counts them."""
+class Peer(Protocol):
+    """Somebody who may have bytes of the store's objects: another worker."""
 
-    def __init__(self, store: ObjectStore, pace: Pace | None, traffic: Traffic) -> None:
-        self._store, self._pace, self.traffic = store, pace, traffic
+    def give(self, name: str, spans: Sequence[Span]) -> Sequence[memoryview] | None:
+        """Some bytes of an object, as far as it has them; None if it has nothing of it, or does not answer."""
+        ...
+
+
+class Fetcher:
+    """Brings bytes from the store, at a certain pace, and counts them. It knows of peers who may have them, too."""
+
+    def __init__(self, store: ObjectStore, pace: Pace | None, traffic: Traffic, peers: Sequence[Peer] = ()) -> None:
+        self._store, self._pace, self.traffic, self.peers = store, pace, traffic, peers
 
     def fetch(self, name: str, spans: Sequence[Span]) -> Sequence[memoryview]:
         began = time.perf_counter()
@@ -227,6 +240,12 @@ class Held:
         if digest_of(data) == self.ref.digest:
             return bytes(data)
         fetcher = self._refuse(f"an index with digest {digest_of(data)}", f"digest {self.ref.digest}")
+        for peer in fetcher.peers:
+            for data in peer.give(self.ref.name, [span]) or ():
+                if digest_of(data) == self.ref.digest:
+                    self._traffic.given += len(data)
+                    self._put([(span[0], memoryview(data))])
+                    return bytes(data)
         [data] = fetcher.fetch(self.ref.name, [span])
         if digest_of(data) != self.ref.digest:
             raise DamagedObject(self.ref.name, f"an index with digest {digest_of(data)}", f"digest {self.ref.digest}")
@@ -266,6 +285,8 @@ class Held:
         return chunk * chunks.CHUNK, min((chunk + 1) * chunks.CHUNK, self.size)
 
     def _fetch(self, fetcher: Fetcher, missing: list[int]) -> None:
+        for peer in fetcher.peers:
+            missing = self._given(peer, missing)
         step = max(1, FETCH_TOGETHER // chunks.CHUNK)
         for at in range(0, len(missing), step):
             runs = _runs(missing[at : at + step])
@@ -281,6 +302,30 @@ class Held:
                 pieces.append((start, data))
             self._put(pieces)
             self._traffic.chunks += len(missing[at : at + step])
+
+    def _given(self, peer: Peer, missing: list[int]) -> list[int]:
+        """Takes what a peer has of these chunks; those that it has not, or not right."""
+        step = max(1, FETCH_TOGETHER // chunks.CHUNK)
+        left: list[int] = []
+        for at in range(0, len(missing), step):
+            runs = _runs(missing[at : at + step])
+            spans = [(self._span(first)[0], self._span(last)[1]) for first, last in runs]
+            found = peer.give(self.ref.name, spans)
+            if found is None or len(found) != len(spans):
+                return left + missing[at:]
+            pieces: list[tuple[int, memoryview]] = []
+            for (first, last), (start, _), data in zip(runs, spans, found, strict=True):
+                for chunk in range(first, last + 1):
+                    begin, end = self._span(chunk)
+                    part = data[begin - start : end - start]
+                    if self.index.vouches(chunk, part):
+                        pieces.append((begin, part))
+                    else:
+                        left.append(chunk)
+            self._put(pieces)
+            self._traffic.given += sum(len(part) for _, part in pieces)
+            self._traffic.chunks += len(pieces)
+        return left
 
 
 def _runs(numbers: Sequence[int]) -> list[tuple[int, int]]:

@@ -12,7 +12,7 @@ Rules
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -20,13 +20,13 @@ import pyarrow as pa
 
 from millstream.protocol.compaction import Job
 from millstream.protocol.keyspace import Hashes, Range, clip, coalesce
-from millstream.protocol.manifest import Edit, Input, Piece
+from millstream.protocol.manifest import Edit, Input, Piece, SegmentRef
 from millstream.store import names
 from millstream.store.forms import NO_FORMS, Forms, unpacked
 from millstream.store.keys import Mask, Rows, arrange
 from millstream.store.objects import ObjectStore
 from millstream.store.rows import StateRows, joined_rows
-from millstream.store.segments import SegmentCache, write_segments
+from millstream.store.segments import SegmentCache, encoded, put_segments
 
 
 def newest_rows(
@@ -133,15 +133,29 @@ def _overlaid(sources: Sequence[Hashes]) -> Rows:
 
 def merge(store: ObjectStore, cache: SegmentCache, job: Job, maker: names.Maker, slot: int) -> Edit:
     """Merges what lies in the job's ranges of its pieces and says how the manifest changes."""
+    outputs = put_segments(store, cache, maker, slot, _merged(store, cache, job))
+    inputs = tuple(Input(piece.segment.name, clip(piece.ranges, job.ranges)) for piece in job.pieces)
+    return Edit(job.family, job.ranges, inputs, tuple(outputs))
+
+
+def remade(
+    store: ObjectStore, cache: SegmentCache, job: Job, known: Sequence[SegmentRef]
+) -> Iterator[tuple[SegmentRef, memoryview]]:
+    """What a merge that was done elsewhere has made, made again: of the segments that are known to have come out of it
+    those that come out of it here, too, byte for byte."""
+    by_digest = {(ref.digest, ref.bytes): ref for ref in known}
+    for ref, data in _merged(store, cache, job):
+        found = by_digest.get((ref.digest, len(data)))
+        if found is not None:
+            yield found, data
+
+
+def _merged(store: ObjectStore, cache: SegmentCache, job: Job) -> Iterator[tuple[SegmentRef, memoryview]]:
     forms = unpacked(job.forms)
     rows = newest_rows(store, cache, job.pieces, job.ranges, drop_dead=job.bottom, now=job.now, forms=forms)
     views = [view for piece in job.pieces for view, _ in cache.open(store, _clipped(piece, job.ranges))]
-    outputs = write_segments(
-        store,
-        cache,
+    return encoded(
         job.family,
-        maker,
-        slot,
         max(piece.segment.order for piece in job.pieces),
         coalesce([span for piece in job.pieces for span in clip(piece.ranges, job.ranges)]),
         rows,
@@ -149,5 +163,3 @@ def merge(store: ObjectStore, cache: SegmentCache, job: Job, maker: names.Maker,
         filtered=any(view.filtered for view in views),
         form=forms.current,
     )
-    inputs = tuple(Input(piece.segment.name, clip(piece.ranges, job.ranges)) for piece in job.pieces)
-    return Edit(job.family, job.ranges, inputs, tuple(outputs))

@@ -26,7 +26,8 @@ from __future__ import annotations
 import os
 import time
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
@@ -190,7 +191,38 @@ def write_segments(
     filtered: bool = False,
     form: int = 0,
 ) -> list[SegmentRef]:
-    """Writes rows as one segment, or several if they are large; the worker's cache has them, too.
+    """Writes rows as one segment, or several if they are large; the worker's cache has them, too."""
+    return put_segments(store, cache, maker, slot, encoded(family, order, owned, rows, timers, filtered, form))
+
+
+def put_segments(
+    store: ObjectStore,
+    cache: SegmentCache,
+    maker: names.Maker,
+    slot: int,
+    parts: Iterable[tuple[SegmentRef, memoryview]],
+) -> list[SegmentRef]:
+    """Stores segments under names of their own."""
+    refs = []
+    for part, data in parts:
+        ref = replace(part, name=names.segment(part.family, maker, slot))
+        store.put(ref.name, data)
+        cache.keep(store, ref, data)
+        refs.append(ref)
+    return refs
+
+
+def encoded(
+    family: Family,
+    order: int,
+    owned: tuple[Range, ...],
+    rows: StateRows,
+    timers: bool = False,
+    filtered: bool = False,
+    form: int = 0,
+) -> Iterator[tuple[SegmentRef, memoryview]]:
+    """Rows as the objects of one segment, or several if they are large, which are yet to be named. The same rows give
+    the same bytes.
 
     `owned` are the ranges that the writer speaks for; all rows lie in them. `timers` says that the values have times,
     `filtered` that the segment is to have a filter, `form` in which form the values are.
@@ -208,7 +240,6 @@ def write_segments(
     if dead.any():
         columns["dead"] = pa.array(dead)
     batch = pa.RecordBatch.from_arrays(list(columns.values()), names=list(columns))
-    refs = []
     first = 0
     for start, stop in _cuts(hashes, batch.nbytes):
         last = LAST if stop == len(hashes) else int(hashes[stop]) - 1
@@ -221,7 +252,7 @@ def write_segments(
         data, digest = _encode(part, hashes[start:stop])
         tombstones = int(dead[start:stop].sum())
         ref = SegmentRef(
-            names.segment(family, maker, slot),
+            "",
             family,
             order,
             part.num_rows,
@@ -232,11 +263,8 @@ def write_segments(
             span,
             form,
         )
-        store.put(ref.name, data)
-        cache.keep(store, ref, data)
-        refs.append(ref)
+        yield ref, data
         first = last + 1
-    return refs
 
 
 _NEVER = (2**63 - 1, -(2**63))
@@ -374,6 +402,14 @@ class _Open:
         )
 
 
+def bring(worker: WorkerCache, piece: Piece, fetcher: Fetcher, traffic: Traffic) -> None:
+    """Sees to it that all that counts of a segment is in a worker's cache."""
+    place = worker.place(piece.segment.name, piece.segment.bytes)
+    if isinstance(place, InMemory):
+        raise NoRoom(f"the cache in {worker.directory} cannot be written")
+    _Open(Held(piece.segment, place, fetcher, traffic)).views(piece.ranges)
+
+
 class SegmentCache:
     """The segments that one process reads from. A cache only: whoever asks gets the right rows, cached or not.
 
@@ -451,6 +487,14 @@ class SegmentCache:
             worker = open_cache(CacheSettings(), digest_of(store.uri.encode()), os.getpid())
             self.attach(store.uri, worker)
         return worker
+
+    def lacks(self, store: ObjectStore, pieces: Sequence[Piece]) -> int:
+        """About how many bytes of pieces would have to be fetched: those of which there is nothing here."""
+        worker = self._workers.get(store.uri)
+        if worker is None:
+            return 0
+        there = worker.objects()
+        return sum(piece.bytes for piece in pieces if names.base(piece.segment.name) not in there)
 
     def keep(self, store: ObjectStore, ref: SegmentRef, data: Data) -> None:
         """Puts a segment that was just written into the worker's cache."""

@@ -28,6 +28,7 @@ import pyarrow as pa
 from millstream.engine.delivery import read_productions
 from millstream.engine.driver import Driver, Observer, Options, layout_of
 from millstream.engine.pending import pending_timers
+from millstream.engine.placing import Placer
 from millstream.engine.rehearsal import rehearse
 from millstream.engine.route import route
 from millstream.engine.sample import Samples
@@ -51,7 +52,6 @@ from millstream.protocol.epochs import Epoch, Output, Report
 from millstream.protocol.manifest import Edit
 from millstream.protocol.migration import AT_ONCE, MigrationPlan, Start
 from millstream.protocol.modification import Modification, undoing
-from millstream.protocol.placement import place
 from millstream.protocol.planner import Layout
 from millstream.protocol.steering import Cancel, Outcome
 from millstream.protocol.time import NO_TIME
@@ -64,6 +64,7 @@ from millstream.store.merge import merge
 from millstream.store.names import Maker
 from millstream.store.objects import ObjectStore, open_store
 from millstream.store.segments import CACHE
+from millstream.testing.agents import InProcessAgents
 from millstream.testing.crashes import Crashes, CrashMarker, MarkerReached, Records, without_markers
 from millstream.testing.faults import FaultyStore
 
@@ -156,12 +157,15 @@ class InProcess:
         crashes: Crashes | None = None,
         workers: Callable[[], Sequence[str]] = lambda: ("0",),
         cache_dir: Path | None = None,
+        agents: bool = False,
     ) -> None:
         self.store, self.map_tasks, self.crashes = store, map_tasks, crashes or Crashes()
-        self._workers, self._cache_dir = workers, cache_dir
+        self._cache_dir = cache_dir
         self._seen: dict[str, ObjectStore] = {}
-        self.placed: dict[int, str] = {}
-        self._known: frozenset[str] = frozenset()
+        self.placer = Placer(workers)
+        self.agents: InProcessAgents | None = None
+        if cache_dir is not None and agents:
+            self.agents = InProcessAgents(FaultyStore(store), cache_dir, workers)
 
     def execute(
         self, spec: Spec, task: EpochTask, slots: Sequence[SlotTask], records: Any, limit_s: float | None = None
@@ -191,14 +195,8 @@ class InProcess:
             sent = [list[Any](one.payloads(task, self.store)) for one in hosted]
         return [report for one in hosted for report in one.reports], len(producers)
 
-    def place(self, slots: Sequence[int], closing: Collection[str], closed: Collection[str]) -> dict[int, str]:
-        workers = self._workers()
-        self.placed = place(slots, workers, self.placed, self._known, closing, closed)
-        self._known = frozenset(workers)
-        return self.placed
-
     def retire(self, workers: Collection[str]) -> dict[str, str]:
-        return {worker: "" for worker in workers if worker not in self.placed.values()}
+        return {worker: "" for worker in workers if worker not in self.placer.placed.values()}
 
     def compact(self, spec: Spec, jobs: Sequence[tuple[Job, Maker, int]]) -> list[Edit]:
         sent = [msgspec.msgpack.decode(msgspec.msgpack.encode(job), type=tuple[Job, Maker, int]) for job in jobs]
@@ -206,7 +204,7 @@ class InProcess:
 
     def _store_at(self, slot: int) -> ObjectStore:
         """The store as the worker of a slot sees it: under another name, so that it keeps what it reads to itself."""
-        worker = self.placed.get(slot, "")
+        worker = self.placer.placed.get(slot, "")
         if self._cache_dir is None:
             return self.store
         if worker not in self._seen:
@@ -282,7 +280,14 @@ class Simulated:
             self._workshop.build(query),
             Journal.open(self.store),
             self._workshop,
-            InProcess(self.store, self.map_tasks, self._crashes, lambda: self.workers, self._cache_dir),
+            InProcess(
+                self.store,
+                self.map_tasks,
+                self._crashes,
+                lambda: self.workers,
+                self._cache_dir,
+                self._options.replicas > 0,
+            ),
             self,
             self._options,
             self._announced,

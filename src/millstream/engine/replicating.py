@@ -1,0 +1,339 @@
+"""Replicating: has workers hold the state of each other's slots, and what is about to move to them.
+
+Rules
+-----
+- It runs beside the epochs, in a thread of its own. No epoch waits for it, and what it does never changes a result:
+  only how much of what a slot needs is there already where it goes.
+- After every commit each worker is told, as a whole, what to hold: first what is about to move there, then the replicas
+  that it is a member of the group for. The agents take what they lack from each other.
+- What a worker lacks is known from its last answer. Whatever was not in the order that it answered for, it lacks.
+- A worker whose agent does not answer holds nothing, as far as is known here; another agent is started there, now and
+  then. One that never answers costs time when something moves there, and nothing else.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from millstream.protocol.epochs import History
+from millstream.protocol.handover import Coming
+from millstream.protocol.keyspace import Range
+from millstream.protocol.manifest import Manifest, Piece
+from millstream.protocol.replication import Groups, Order, Progress, Recipe, Want, replica_groups, upstream
+
+EVERY_S = 0.1
+"""How often workers are asked how far they are, while they lack something."""
+BEAT_S = 5.0
+"""How often otherwise."""
+FEW = 4 << 20
+"""What a worker may lack of a slot without it making a difference to where the slot goes."""
+WARM_S = 600.0
+"""How long a slot waits at most for a new worker to hold its state."""
+START_S = 30.0
+"""How long it waits for an agent there."""
+AGAIN_S = 10.0
+"""How long after it could not be started an agent is tried again."""
+
+_LOG = logging.getLogger("millstream")
+
+
+class Agents(Protocol):
+    """The agents of the workers, as the driver reaches them."""
+
+    def hosts(self) -> Mapping[str, str]:
+        """The workers that are there now, and the host of each."""
+        ...
+
+    def start(self, workers: Sequence[str]) -> dict[str, str]:
+        """Starts agents on these workers; the addresses of those that have one now."""
+        ...
+
+    def tell(self, worker: str, order: Order) -> Progress:
+        """Gives an agent its order; how far it is with it. Raises `OSError` if it does not answer."""
+        ...
+
+    def progress(self, worker: str) -> Progress:
+        """How far an agent is with its order."""
+        ...
+
+    def end(self) -> None:
+        """Ends all of them."""
+        ...
+
+
+@dataclass(slots=True)
+class _Told:
+    """What a worker was told last, and how far it is. `names` are the segments of each want."""
+
+    order: Order
+    names: dict[str, frozenset[str]]
+    progress: Progress
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaFacts:
+    """What is known of a query's replicas. Made by `RunningQuery.replicas`."""
+
+    groups: Groups = field(default_factory=dict)
+    """The workers that hold a replica of each slot, in the order of the chain."""
+    lacking: dict[int, int] = field(default_factory=dict)
+    """Of each slot, how many bytes of the last commit the best of its replicas lacks."""
+    given: int = 0
+    """Bytes that workers have given each other so far."""
+    fetched: int = 0
+    """Bytes that agents have fetched from the store."""
+    made: int = 0
+    """Bytes of compacted segments that replicas have made themselves."""
+    agents: dict[str, str] = field(default_factory=dict)
+    """The workers that have an agent, and its address."""
+    troubles: dict[str, str] = field(default_factory=dict)
+    """What last went wrong at a worker."""
+
+
+class Replicator:
+    """Keeps replicas for one driver."""
+
+    def __init__(
+        self,
+        agents: Agents,
+        count: int,
+        background: bool = True,
+        recipes: Callable[[], Sequence[Recipe]] = tuple,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._agents, self._count, self._background, self._clock = agents, count, background, clock
+        self._recipes = recipes
+        self._lock = threading.Lock()
+        self._woken = threading.Event()
+        self._ended = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._starting: threading.Thread | None = None
+        self._history: History | None = None
+        self._coming: dict[str, Coming] = {}
+        self._addresses: dict[str, str] = {}
+        self._told: dict[str, _Told] = {}
+        self._tried: dict[str, float] = {}
+        self._troubles: dict[str, str] = {}
+        self._warming: dict[tuple[int, str], float] = {}
+        self.groups: Groups = {}
+
+    # -- in the driver's thread
+
+    def after_commit(self, history: History) -> None:
+        """Has replicas follow a commit."""
+        self._history = history
+        self._go_on()
+
+    def expect(self, coming: Mapping[str, Coming]) -> None:
+        """Has workers hold what is about to move to them, by name of the move; those named before count no more."""
+        if dict(coming) != self._coming:
+            with self._lock:
+                self._coming = dict(coming)
+            if self._history is not None:
+                self._go_on()
+
+    def _go_on(self) -> None:
+        if not self._background:
+            self.turn()
+        elif self._thread is None and not self._ended.is_set():
+            self._thread = threading.Thread(target=self._run, name="millstream-replicas", daemon=True)
+            self._thread.start()
+        self._woken.set()
+
+    def has_agent(self, worker: str) -> bool:
+        """Whether a worker can be told anything."""
+        return worker in self._addresses
+
+    def _bytes(self, key: str, worker: str, pieces: Sequence[Piece]) -> int:
+        """How many bytes of these pieces a worker lacks, as far as is known; `key` is that of the want."""
+        with self._lock:
+            told = self._told.get(worker)
+            known = told.names.get(key, frozenset()) if told is not None else frozenset()
+            lacking = set(told.progress.lacks.get(key, ())) if told is not None else set()
+        return sum(p.bytes for p in pieces if p.segment.name not in known or p.segment.name in lacking)
+
+    def lacks(self, slot: int, worker: str) -> int:
+        """How many bytes of a slot's state, as of the last commit, a worker lacks; a few count as none."""
+        history = self._history
+        lacking = 0 if history is None else self._bytes(f"slot {slot}", worker, slot_pieces(history).get(slot, []))
+        return lacking if lacking > FEW else 0
+
+    def ready(self, slot: int, worker: str) -> bool:
+        """Whether a worker has the state of a slot, or cannot be made to have it."""
+        began = self._warming.get((slot, worker))
+        waited = 0.0 if began is None else self._clock() - began
+        return not self.lacks(slot, worker) or waited > WARM_S or (not self.has_agent(worker) and waited > START_S)
+
+    def warm(self, waiting: Mapping[int, str]) -> None:
+        """Has workers hold the state of slots that are to go there, from now on."""
+        now = self._clock()
+        self._warming = {item: self._warming.get(item, now) for item in waiting.items()}
+
+    def lacks_of_move(self, key: str, history: History) -> int:
+        """How many bytes of what is about to move a worker lacks."""
+        coming = self._coming.get(key)
+        return 0 if coming is None else self._bytes(key, coming.worker, pieces_of(history.manifest, coming.parts))
+
+    def facts(self) -> ReplicaFacts:
+        """What is known now."""
+        history, groups = self._history, dict(self.groups)
+        with self._lock:
+            progress = [told.progress for told in self._told.values()]
+        lacking = {}
+        if history is not None:
+            for slot, pieces in slot_pieces(history).items():
+                members = groups.get(slot, ())
+                if members:
+                    lacking[slot] = min(self._bytes(f"slot {slot}", worker, pieces) for worker in members)
+        return ReplicaFacts(
+            groups,
+            lacking,
+            sum(each.given for each in progress),
+            sum(each.fetched for each in progress),
+            sum(each.made for each in progress),
+            dict(self._addresses),
+            dict(self._troubles),
+        )
+
+    def close(self) -> None:
+        """Ends the thread, and the agents."""
+        self._ended.set()
+        self._woken.set()
+        if self._thread is not None:
+            self._thread.join(timeout=30)
+        self._agents.end()
+
+    # -- in its own
+
+    def _run(self) -> None:
+        while not self._ended.is_set():
+            try:
+                complete = self.turn()
+            except Exception:
+                complete = True
+                _LOG.exception("replicating failed and will be tried again")
+            self._woken.wait(BEAT_S if complete else EVERY_S)
+            self._woken.clear()
+
+    def turn(self) -> bool:
+        """Tells every worker what to hold. Whether all have it."""
+        history = self._history
+        if history is None or self._ended.is_set():
+            return True
+        hosts = self._agents.hosts()
+        self._start(hosts)
+        placed = {slot: worker for worker, slots in history.workers.items() for slot in slots}
+        shares = slot_pieces(history)
+        sizes = {slot: sum(piece.bytes for piece in pieces) for slot, pieces in shares.items()}
+        usable = {worker: host for worker, host in hosts.items() if worker in self._addresses}
+        for worker in set(placed.values()) & set(hosts):  # its slots have replicas, even if it has no agent
+            usable.setdefault(worker, hosts[worker])
+        self.groups = replica_groups(sizes, placed, usable, self._count, self.groups)
+        with self._lock:
+            coming = dict(self._coming)
+        complete = True
+        addresses = self._addresses
+        for worker in sorted(addresses):
+            order = self._order(worker, history, shares, placed, coming)
+            before = self._told.get(worker)
+            same = before is not None and before.order == order
+            try:
+                progress = self._agents.progress(worker) if same else self._agents.tell(worker, order)
+            except OSError as error:
+                self._lost(worker, str(error))
+                complete = False
+                continue
+            if progress.trouble:
+                self._troubles[worker] = progress.trouble
+            names = {want.key: frozenset(p.segment.name for p in want.pieces) for want in order.wants}
+            if progress.number == order.number:
+                with self._lock:
+                    self._told[worker] = _Told(order, names, progress)
+            complete = complete and not any(progress.lacks.values())
+        return complete
+
+    def _start(self, hosts: Mapping[str, str]) -> None:
+        """Sees to it that every worker has an agent."""
+        for worker in set(self._addresses) - set(hosts):
+            self._lost(worker, "")
+        now = self._clock()
+        wanted = [
+            worker
+            for worker in sorted(hosts)
+            if worker not in self._addresses and self._tried.get(worker, -AGAIN_S) + AGAIN_S <= now
+        ]
+        busy = self._starting is not None and self._starting.is_alive()
+        if not wanted or len(hosts) < 2 or busy:
+            return
+        if not self._background:
+            self._start_now(wanted)
+            return
+        # A new executor may take seconds to run its first task, and the others' replicas must not wait for it.
+        self._starting = threading.Thread(target=self._start_now, args=(wanted,), name="millstream-agents", daemon=True)
+        self._starting.start()
+
+    def _start_now(self, wanted: Sequence[str]) -> None:
+        found = self._agents.start(wanted)
+        self._tried.update({worker: self._clock() for worker in wanted if worker not in found})
+        for worker in found:
+            self._troubles.pop(worker, None)
+        self._addresses = {**self._addresses, **found}
+        self._woken.set()
+
+    def _lost(self, worker: str, why: str) -> None:
+        self._addresses = {known: address for known, address in self._addresses.items() if known != worker}
+        with self._lock:
+            self._told.pop(worker, None)
+        if why:
+            self._tried[worker] = self._clock() - AGAIN_S + 1.0
+            self._troubles[worker] = why
+            _LOG.warning("worker %s: %s", worker, why)
+
+    def _order(
+        self,
+        worker: str,
+        history: History,
+        shares: Mapping[int, Sequence[Piece]],
+        placed: Mapping[int, str],
+        coming: Mapping[str, Coming],
+    ) -> Order:
+        wants = []
+        for key, move in coming.items():
+            if move.worker == worker:
+                pieces = pieces_of(history.manifest, move.parts)
+                others = [other for other in self._addresses if other != worker]
+                wants.append(Want(key, tuple(pieces), tuple(self._addresses[other] for other in others)))
+        for slot, members in self.groups.items():
+            if worker in members or (slot, worker) in self._warming:
+                chain = upstream(slot, worker, placed, self.groups)
+                origins = tuple(self._addresses[other] for other in chain if other in self._addresses)
+                wants.append(Want(f"slot {slot}", tuple(shares.get(slot, ())), origins))
+        wanted = {piece.segment.name for want in wants for piece in want.pieces}
+        recipes = tuple(each for each in self._recipes() if any(made.name in wanted for made in each.outputs))
+        return Order(history.epoch, tuple(wants), recipes)
+
+
+def slot_pieces(history: History) -> dict[int, list[Piece]]:
+    """What the state of each slot consists of."""
+    found: dict[int, list[Piece]] = {}
+    for family in history.manifest.families:
+        if family.step in history.tables:
+            for slot, pieces in history.manifest.shares(family, history.tables[family.step]).items():
+                found.setdefault(slot, []).extend(pieces)
+    return found
+
+
+def pieces_of(manifest: Manifest, parts: Sequence[tuple[str, tuple[Range, ...]]]) -> list[Piece]:
+    """What the state of some ranges of steps consists of."""
+    within = dict(parts)
+    return [
+        piece
+        for family in manifest.families
+        if family.step in within
+        for piece in manifest.pieces(family, within[family.step])
+    ]

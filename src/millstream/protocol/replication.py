@@ -1,0 +1,143 @@
+"""Replica groups: which workers hold the state of a slot beside the one that it runs on. Facts in, decision out.
+
+Rules
+-----
+- A group never has the slot's own worker, nor a worker twice. It has no worker of that worker's host as long as there
+  are others enough on other hosts; and its members are on different hosts, as far as there are that many.
+- Workers are filled as bins are packed: the largest slots first, each to the workers with the fewest bytes of replicas.
+- As little as possible moves: a member stays while its worker is there and may be a member, unless that worker has more
+  than `SLACK` times its share, and another has room.
+- A group is a chain: each member takes what it lacks from the one before it, the first from the slot's own worker. If
+  that cannot give it, from the one before that, and so on around; in the end, from the store.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from millstream.protocol.compaction import Job
+from millstream.protocol.manifest import Piece, SegmentRef
+
+SLACK = 1.5
+
+Groups = dict[int, tuple[str, ...]]
+"""For each slot, the workers that hold a replica of it, in the order of the chain."""
+
+
+def replica_groups(
+    sizes: Mapping[int, int],
+    placed: Mapping[int, str],
+    hosts: Mapping[str, str],
+    count: int,
+    before: Mapping[int, Sequence[str]],
+) -> Groups:
+    """The group of every slot that has a worker: `count` members, or as many as there can be.
+
+    `sizes` are the bytes of each slot, `placed` where each runs, `hosts` where each worker is.
+
+    >>> replica_groups({0: 5, 1: 3, 2: 2}, {0: "a", 1: "b", 2: "c"}, {"a": "x", "b": "x", "c": "y"}, 1, {})
+    {0: ('c',), 1: ('c',), 2: ('a',)}
+    """
+    workers = sorted(hosts)
+    slots = sorted((slot for slot in placed if placed[slot] in hosts), key=lambda slot: (-sizes.get(slot, 0), slot))
+    many = max(0, min(count, len(workers) - 1))
+    total = sum(max(1, sizes.get(slot, 0)) for slot in slots) * many
+    bound = SLACK * total / max(1, len(workers)) + max((sizes.get(slot, 0) for slot in slots), default=0)
+    load = dict.fromkeys(workers, 0)
+    groups: dict[int, list[str]] = {}
+    for slot in slots:
+        size = max(1, sizes.get(slot, 0))
+        groups[slot] = []
+        for worker in before.get(slot, ()):
+            fits = worker in hosts and worker != placed[slot] and load[worker] + size <= bound
+            if fits and len(groups[slot]) < many and not _crowded(worker, slot, placed, groups[slot], hosts):
+                groups[slot].append(worker)
+                load[worker] += size
+    for slot in slots:
+        size = max(1, sizes.get(slot, 0))
+        while len(groups[slot]) < many:
+            free = [worker for worker in workers if worker != placed[slot] and worker not in groups[slot]]
+            chosen = min(
+                free,
+                key=lambda worker: (_crowded(worker, slot, placed, groups[slot], hosts), load[worker], _number(worker)),
+            )
+            groups[slot].append(chosen)
+            load[chosen] += size
+    return {slot: tuple(groups[slot]) for slot in sorted(groups)}
+
+
+def _crowded(worker: str, slot: int, placed: Mapping[int, str], group: Sequence[str], hosts: Mapping[str, str]) -> bool:
+    """Whether a worker's host has the slot, or a replica of it, while another worker's host has neither."""
+    taken = {hosts[placed[slot]], *(hosts[member] for member in group if member != worker)}
+    return hosts[worker] in taken and any(host not in taken for host in hosts.values())
+
+
+def _number(worker: str) -> tuple[int, str]:
+    return (int(worker), "") if worker.isdigit() else (-1, worker)
+
+
+def upstream(slot: int, worker: str, placed: Mapping[int, str], groups: Mapping[int, Sequence[str]]) -> tuple[str, ...]:
+    """From whom a worker takes the state of a slot, in this order: along the chain towards its beginning, then the
+    members behind. A worker that is no member takes it from the slot's own worker first.
+
+    >>> upstream(0, "c", {0: "a"}, {0: ("b", "c", "d")})
+    ('b', 'a', 'd')
+    >>> upstream(0, "z", {0: "a"}, {0: ("b", "c")})
+    ('a', 'b', 'c')
+    """
+    chain = [*([placed[slot]] if slot in placed else []), *groups.get(slot, ())]
+    if worker not in chain:
+        return tuple(chain)
+    at = chain.index(worker)
+    return (*reversed(chain[:at]), *chain[at + 1 :])
+
+
+# -- what workers are asked for ----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Want:
+    """State that a worker should hold: the replica of a slot, or what is about to move there.
+
+    `key` tells wants apart. `origins` are the addresses of those who may have it, in the order to ask them in.
+    """
+
+    key: str
+    pieces: tuple[Piece, ...]
+    origins: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """How a compaction made a segment. Who has what it was made from makes it anew, instead of fetching it."""
+
+    job: Job
+    outputs: tuple[SegmentRef, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """All that a worker should hold beside its own slots' state, as of a commit; the most urgent first."""
+
+    number: int
+    wants: tuple[Want, ...] = ()
+    recipes: tuple[Recipe, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """How far a worker has come with the last order that it was given.
+
+    `lacks` are the segments that are not there yet, by want. The rest are sums since its agent began: bytes that peers
+    gave, that came from the store, that were made from recipes, that were sent to others; and what was given up.
+    """
+
+    number: int
+    lacks: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    given: int = 0
+    fetched: int = 0
+    made: int = 0
+    sent: int = 0
+    refused: int = 0
+    trouble: str = ""

@@ -1,0 +1,335 @@
+"""The agent of a worker: a small process beside Spark's, which gives other workers what this one has, and keeps the
+replicas that this one should hold (see `replica`). Workers talk to each other here, by Arrow Flight, and nowhere else.
+
+Rules
+-----
+- There is one per worker and query. It is started by a Spark task, on the address that Spark has for the executor, and
+  ends with the executor, with the query, or when no driver has spoken to it for `LEASE_S`. Nothing of it stays.
+- Every call carries the token of the query's driver, and the query: whoever has not both is refused. The token never
+  stands in a command line or a file.
+- Flow is controlled by whoever receives: nothing is sent that was not asked for, and nobody asks for more than
+  `held.FETCH_TOGETHER` bytes before what came is on its disk. A slow disk slows down its own replicas, and fills
+  nobody's memory.
+- Whoever is given something checks it. An agent that is wrong, or another server at its address, costs time.
+- It runs at a lower priority than Spark's tasks. Compactions run here, so that no epoch's task waits behind one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hmac
+import os
+import select
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, NoReturn, TypeVar
+
+import msgspec
+import pyarrow as pa
+import pyarrow.flight as flight
+
+from millstream.errors import StoreUnavailable
+from millstream.protocol.compaction import Job
+from millstream.protocol.manifest import Edit
+from millstream.protocol.replication import Order, Progress
+from millstream.store.cache import CacheSettings, Limiter, WorkerCache, open_cache
+from millstream.store.chunks import Span
+from millstream.store.journal import check_format
+from millstream.store.merge import merge
+from millstream.store.names import Maker
+from millstream.store.objects import ObjectStore, open_store
+from millstream.store.replica import Keeper
+from millstream.store.segments import SegmentCache
+
+LEASE_S = 60.0
+NICE = 5
+START_S = 30.0
+"""How long an agent may take to begin."""
+CALL_S = 5.0
+"""How long a peer may take to answer, in seconds, without what the bytes take by themselves."""
+SLOWEST = 1 << 20
+"""The bytes in a second that a peer gives at least; one that is slower does not answer."""
+MOST = 64 << 20
+"""The most bytes that one call may ask for."""
+
+T = TypeVar("T")
+
+_SCHEMA = pa.schema([pa.field("data", pa.large_binary())])
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What an agent is started with."""
+
+    host: str
+    token: str
+    query: str
+    """The id of the store."""
+    uri: str
+    options: dict[str, str] = field(default_factory=dict)
+    cache: CacheSettings = field(default_factory=CacheSettings)
+    owner: int = 0
+    """The process of the worker: Spark's executor."""
+    limit: float | None = None
+    """How many bytes a second it may take from peers."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """What a peer asks for: bytes of an object."""
+
+    name: str
+    spans: list[Span]
+
+
+# -- who may call ---------------------------------------------------------------------------------------------------
+
+
+def credentials(token: str, query: str) -> list[tuple[bytes, bytes]]:
+    """The headers of a call."""
+    return [(b"x-millstream-token", token.encode()), (b"x-millstream-query", query.encode())]
+
+
+class _Guard(flight.ServerMiddlewareFactory):  # type: ignore[misc]
+    """Refuses whoever has not the token of this query."""
+
+    def __init__(self, token: str, query: str) -> None:
+        self._expected = dict(credentials(token, query))
+
+    def start_call(self, info: Any, headers: dict[str, list[Any]]) -> None:
+        for name, expected in self._expected.items():
+            given = headers.get(name.decode(), [""])[0]
+            data = given if isinstance(given, bytes) else str(given).encode()
+            if not hmac.compare_digest(data, expected):
+                raise flight.FlightUnauthenticatedError(f"{name.decode()} is not that of this agent")
+
+
+# -- giving ---------------------------------------------------------------------------------------------------------
+
+
+class AgentServer(flight.FlightServerBase):  # type: ignore[misc]
+    """Answers peers and the driver."""
+
+    def __init__(self, settings: Settings, store: ObjectStore, worker: WorkerCache) -> None:
+        super().__init__(f"grpc://{settings.host}:0", middleware={"guard": _Guard(settings.token, settings.query)})
+        pace = Limiter(worker.directory / "pace-peers", settings.limit) if settings.limit else None
+        self.keeper = Keeper(store, worker, lambda address: FlightPeer(address, settings.token, settings.query, pace))
+        self.address = f"{settings.host}:{self.port}"
+        self.heard = time.monotonic()
+        self.sent = 0
+        self._store, self._worker = store, worker
+        self._merging = threading.Lock()
+        self._told = threading.Event()
+        self._ending = threading.Event()
+
+    def do_get(self, context: Any, ticket: Any) -> Any:
+        ask = msgspec.msgpack.decode(ticket.ticket, type=Ask)
+        found = self._worker.read(ask.name, ask.spans) if _modest(ask) else None
+        if found is None:
+            raise flight.FlightServerError(f"nothing is here of {ask.name!r}")
+        self.sent += sum(map(len, found))
+        batches = (pa.record_batch([pa.array([data], pa.large_binary())], schema=_SCHEMA) for data in found)
+        return flight.GeneratorStream(_SCHEMA, batches)
+
+    def do_action(self, context: Any, action: Any) -> Iterator[bytes]:
+        self.heard = time.monotonic()
+        body = action.body.to_pybytes()
+        match action.type:
+            case "tell":
+                progress = self.keeper.tell(msgspec.msgpack.decode(body, type=Order))
+                self._told.set()
+                yield msgspec.msgpack.encode(self._with_sent(progress))
+            case "progress":
+                yield msgspec.msgpack.encode(self._with_sent(self.keeper.progress()))
+            case "compact":
+                yield msgspec.msgpack.encode(self._compact(*msgspec.msgpack.decode(body, type=tuple[Job, Maker, int])))
+            case "end":
+                self._ending.set()
+                self._told.set()
+                yield b""
+            case other:
+                raise flight.FlightServerError(f"no action {other!r}")
+
+    def _with_sent(self, progress: Progress) -> Progress:
+        return replace(progress, sent=self.sent)
+
+    def _compact(self, job: Job, maker: Maker, slot: int) -> Edit:
+        with self._merging:
+            cache = SegmentCache(len(job.pieces))
+            cache.attach(self._store.uri, self._worker)
+            edit = merge(self._store, cache, job, maker, slot)
+            pa.default_memory_pool().release_unused()
+            return edit
+
+    def work(self) -> None:
+        """Keeps replicas until the end."""
+        while not self._ending.is_set():
+            if not self.keeper.work():
+                self._told.wait(0.5)
+                self._told.clear()
+            if time.monotonic() - self.heard > LEASE_S:
+                return
+
+
+def _modest(ask: Ask) -> bool:
+    return all(0 <= start < end for start, end in ask.spans) and sum(b - a for a, b in ask.spans) <= MOST
+
+
+# -- asking ---------------------------------------------------------------------------------------------------------
+
+
+class FlightPeer:
+    """Another worker's agent. What goes wrong on the way is an `OSError`."""
+
+    def __init__(self, address: str, token: str, query: str, pace: Limiter | None = None) -> None:
+        self.address = address
+        self._headers, self._pace = credentials(token, query), pace
+        self._client: flight.FlightClient | None = None
+
+    def _options(self, size: int) -> flight.FlightCallOptions:
+        return flight.FlightCallOptions(timeout=CALL_S + size / SLOWEST, headers=self._headers)
+
+    def _connected(self) -> flight.FlightClient:
+        if self._client is None:
+            self._client = flight.connect(f"grpc://{self.address}")
+        return self._client
+
+    def give(self, name: str, spans: Sequence[Span]) -> Sequence[memoryview] | None:
+        """Some bytes of an object; None if the agent has nothing of it."""
+        size = sum(end - start for start, end in spans)
+        until = self._pace.reserve(size) if self._pace is not None else 0.0
+        ticket = flight.Ticket(msgspec.msgpack.encode(Ask(name, list(spans))))
+        try:
+            reader = self._connected().do_get(ticket, self._options(size))
+            found: list[memoryview] = []
+            for chunk in reader:
+                column = chunk.data.column(0)
+                found += [memoryview(column[i].as_buffer()) for i in range(len(column))]
+        except flight.FlightServerError:
+            return None
+        except (pa.ArrowException, OSError) as error:
+            self.close()
+            raise OSError(f"the agent at {self.address} does not answer: {_line(error)}") from error
+        if self._pace is not None:
+            self._pace.wait(until)
+        return found
+
+    def call(self, action: str, body: bytes = b"", timeout: float = CALL_S) -> bytes:
+        """Has the agent do something."""
+        options = flight.FlightCallOptions(timeout=timeout, headers=self._headers)
+        try:
+            [result] = self._connected().do_action(flight.Action(action, body), options)
+            answer: bytes = result.body.to_pybytes()
+            return answer
+        except (pa.ArrowException, OSError, ValueError) as error:
+            self.close()
+            raise OSError(f"the agent at {self.address} does not answer: {_line(error)}") from error
+
+    def tell(self, order: Order) -> Progress:
+        """Gives it an order; how far it is."""
+        return _decoded(self.call("tell", msgspec.msgpack.encode(order)), Progress)
+
+    def progress(self) -> Progress:
+        """How far it is with its order."""
+        return _decoded(self.call("progress"), Progress)
+
+    def compact(self, job: Job, maker: Maker, slot: int, timeout: float) -> Edit:
+        """Has it merge segments."""
+        return _decoded(self.call("compact", msgspec.msgpack.encode((job, maker, slot)), timeout), Edit)
+
+    def close(self) -> None:
+        client, self._client = self._client, None
+        if client is not None:
+            with contextlib.suppress(pa.ArrowException, OSError):
+                client.close()
+
+
+def _decoded(data: bytes, kind: type[T]) -> T:
+    try:
+        return msgspec.msgpack.decode(data, type=kind)
+    except msgspec.MsgspecError as error:
+        raise OSError(f"an agent's answer cannot be read: {error}") from error
+
+
+def _line(error: BaseException) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0][:300]
+
+
+# -- beginning and ending -------------------------------------------------------------------------------------------
+
+
+def launch(settings: Settings) -> str:
+    """Starts an agent beside this process; its address."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", _MAIN, NAME, str(settings.owner)],  # the last two words are for people
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        start_new_session=True,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+    )
+    assert process.stdin is not None
+    assert process.stdout is not None
+    try:
+        process.stdin.write(msgspec.msgpack.encode(settings))
+        process.stdin.close()
+        ready, _, _ = select.select([process.stdout], [], [], START_S)
+        address = process.stdout.readline().decode().strip() if ready else ""
+    except OSError as error:
+        address, reason = "", str(error)
+    else:
+        reason = "it did not begin in time" if process.poll() is None else f"it ended with {process.returncode}"
+    process.stdout.close()
+    if not address:
+        process.kill()
+        process.wait()
+        raise OSError(f"the agent could not be started: {reason}")
+    _LAUNCHED[:] = [process, *(other for other in _LAUNCHED if other.poll() is None)]
+    return address
+
+
+NAME = "millstream-agent"
+_MAIN = "from millstream.store.agent import main; main()"
+
+_LAUNCHED: list[subprocess.Popen[bytes]] = []
+"""The agents that this process has started, so that it notices when they have ended."""
+
+
+def main() -> NoReturn:
+    settings = msgspec.msgpack.decode(sys.stdin.buffer.read(), type=Settings)
+    with contextlib.suppress(OSError):
+        os.nice(NICE)
+    store = open_store(settings.uri, settings.options, make=False)
+    found = check_format(store)
+    if found != settings.query:
+        raise StoreUnavailable(f"{settings.uri} is another store here (id {found}), expected {settings.query}")
+    worker = open_cache(settings.cache, settings.query, settings.owner)
+    server = AgentServer(settings, store, worker)
+    threading.Thread(target=_end_with, args=(settings.owner,), daemon=True).start()
+    threading.Thread(target=server.serve, daemon=True).start()
+    print(server.address, flush=True)
+    with contextlib.suppress(OSError):
+        os.close(1)
+    server.work()
+    threading.Timer(2.0, os._exit, (0,)).start()
+    server.shutdown()  # after the last answer
+    os._exit(0)
+
+
+def _end_with(process: int) -> NoReturn:
+    """Ends this process when another one has ended."""
+    try:
+        descriptor = os.pidfd_open(process)
+    except (OSError, AttributeError):
+        while Path(f"/proc/{process}").exists():
+            time.sleep(1.0)
+        os._exit(0)
+    poll = select.poll()
+    poll.register(descriptor, select.POLLIN)
+    while not poll.poll():
+        pass
+    os._exit(0)

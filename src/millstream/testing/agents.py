@@ -1,0 +1,76 @@
+"""Agents without processes: each worker's keeper runs here and now, and asks its peers directly."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from millstream.protocol.replication import Order, Progress
+from millstream.store.cache import WorkerCache
+from millstream.store.objects import ObjectStore
+from millstream.store.replica import Keeper
+
+
+class InProcessAgents:
+    """The agents of simulated workers, each with a cache below a directory. Whoever is no longer among the workers has
+    lost its cache, too.
+
+    `pieces` is how many pieces a worker brings when it is told, or asked how far it is: so that some are behind.
+    """
+
+    def __init__(
+        self, store: ObjectStore, directory: Path, workers: Callable[[], Sequence[str]], pieces: int = 1 << 30
+    ) -> None:
+        self._store, self._directory, self._workers, self.pieces = store, directory, workers, pieces
+        self.keepers: dict[str, Keeper] = {}
+
+    def cache(self, worker: str) -> WorkerCache:
+        """The cache of a worker."""
+        return WorkerCache(self._directory / f"worker-{worker}")
+
+    def hosts(self) -> Mapping[str, str]:
+        for worker in [worker for worker in self.keepers if worker not in self._workers()]:
+            del self.keepers[worker]
+            shutil.rmtree(self._directory / f"worker-{worker}", ignore_errors=True)
+        return {worker: f"host {worker}" for worker in self._workers()}
+
+    def start(self, workers: Sequence[str]) -> dict[str, str]:
+        for worker in workers:
+            self.keepers[worker] = Keeper(self._store, self.cache(worker), self._peer)
+        return {worker: worker for worker in workers}
+
+    def _peer(self, address: str) -> InProcessPeer:
+        return InProcessPeer(self, address)
+
+    def tell(self, worker: str, order: Order) -> Progress:
+        self._of(worker).tell(order)
+        return self.progress(worker)
+
+    def progress(self, worker: str) -> Progress:
+        keeper = self._of(worker)
+        for _ in range(self.pieces):
+            if not keeper.work():
+                break
+        return keeper.progress()
+
+    def _of(self, worker: str) -> Keeper:
+        if worker not in self.keepers or worker not in self._workers():
+            raise OSError(f"worker {worker} does not answer")
+        return self.keepers[worker]
+
+    def end(self) -> None:
+        self.keepers.clear()
+
+
+class InProcessPeer:
+    """Another simulated worker."""
+
+    def __init__(self, agents: InProcessAgents, worker: str) -> None:
+        self._agents, self._worker = agents, worker
+
+    def give(self, name: str, spans: Sequence[tuple[int, int]]) -> Sequence[memoryview] | None:
+        if self._worker not in self._agents.keepers:
+            raise OSError(f"worker {self._worker} does not answer")
+        found = self._agents.cache(self._worker).read(name, spans)
+        return None if found is None else [memoryview(data) for data in found]

@@ -1,0 +1,238 @@
+"""Replicas and prepared handover on the simulator: what dies, and when, changes what is fetched, and no result."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import millstream as ms
+from millstream.engine import replicating
+from millstream.engine.replicating import Replicator
+from millstream.protocol.planner import plan_drain, plan_move, plan_rescale
+from millstream.testing import Simulated
+from millstream.testing.agents import InProcessAgents
+from words import simulated
+
+WORDS = [f"word {i}" for i in range(2000)]
+
+
+@pytest.fixture(autouse=True)
+def every_byte_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(replicating, "FEW", 0)
+
+
+class Run:
+    """A word count on workers with agents, and what its totals should be."""
+
+    def __init__(self, folder: Path, seed: int = 1, **options: Any) -> None:
+        given = {"slots": 6, "workers": ("0", "1", "2"), "cache_dir": folder / "caches", "replicas": 1}
+        self.sim: Simulated = simulated(**{**given, **options})
+        self.rng = random.Random(seed)
+        self.totals: Counter[str] = Counter()
+
+    def feed(self, epochs: int = 1, words: int = 500) -> None:
+        for _ in range(epochs):
+            chosen = self.rng.choices(WORDS, k=words)
+            self.totals.update(chosen)
+            self.sim.feed(words=[(word,) for word in chosen])
+
+    def check(self) -> None:
+        assert dict(self.sim.state("count")) == dict(self.totals)
+
+    @property
+    def replicas(self) -> Replicator:
+        assert self.sim.driver.replicator is not None
+        return self.sim.driver.replicator
+
+    @property
+    def agents(self) -> InProcessAgents:
+        agents = self.sim.driver.executor.agents
+        assert isinstance(agents, InProcessAgents)
+        return agents
+
+    @property
+    def fetched(self) -> int:
+        """Bytes that the last epoch fetched from the store."""
+        assert self.sim.driver.last is not None
+        return self.sim.driver.last.fetched_bytes
+
+
+def test_the_slots_of_a_lost_worker_go_to_their_replicas_and_fetch_nothing(tmp_path: Path) -> None:
+    run = Run(tmp_path)
+    run.feed(5)
+    groups, before = run.replicas.groups, dict(run.sim.driver.journal.history.workers)
+    run.sim.workers = ("0", "2")
+    run.feed(1)
+    after = run.sim.driver.journal.history.workers
+    for slot in before["1"]:
+        [worker] = [worker for worker, slots in after.items() if slot in slots]
+        assert worker in groups[slot]
+    assert run.fetched == 0
+    run.feed(3)
+    run.check()
+    assert all(members for members in run.replicas.groups.values()), "the groups are mended"
+
+
+def test_without_replicas_a_lost_worker_costs_its_state(tmp_path: Path) -> None:
+    run = Run(tmp_path, replicas=0)
+    run.feed(5)
+    run.sim.workers = ("0", "2")
+    run.feed(1)
+    assert run.fetched > 0
+    run.check()
+
+
+def test_two_workers_lost_at_once_with_two_replicas_cost_nothing_and_with_one_something(tmp_path: Path) -> None:
+    fetched = {}
+    for count in (1, 2):
+        run = Run(tmp_path / str(count), replicas=count, workers=("0", "1", "2", "3"), slots=8)
+        run.feed(5)
+        run.sim.workers = ("0", "3")
+        run.feed(1)
+        fetched[count] = run.fetched
+        run.feed(2)
+        run.check()
+    assert fetched[2] == 0 < fetched[1]
+
+
+def test_the_whole_cluster_may_go_and_come_back_cold(tmp_path: Path) -> None:
+    run = Run(tmp_path)
+    run.feed(5)
+    run.sim.workers = ("7", "8")
+    run.feed(3)
+    run.check()
+
+
+def test_more_replicas_than_workers_are_as_many_as_there_can_be(tmp_path: Path) -> None:
+    run = Run(tmp_path, replicas=9)
+    run.feed(3)
+    assert {len(members) for members in run.replicas.groups.values()} == {2}
+    run.check()
+
+
+def test_a_worker_that_is_behind_costs_what_it_lacks_and_no_more(tmp_path: Path) -> None:
+    run = Run(tmp_path)
+    run.feed(6)
+    run.agents.pieces = 0
+    run.feed(1)
+    state = sum(segment.bytes for segment in run.sim.driver.journal.history.manifest.segments())
+    run.sim.workers = ("0", "2")
+    run.feed(1)
+    assert 0 < run.fetched < state / 3
+    run.check()
+
+
+def test_a_new_worker_is_given_slots_once_it_holds_them(tmp_path: Path) -> None:
+    run = Run(tmp_path, workers=("0", "1"), slots=6)
+    run.feed(4)
+    run.agents.pieces = 3
+    run.sim.workers = ("0", "1", "2")
+    held = []
+    for _ in range(30):
+        run.feed(1, words=20)
+        held.append(len(run.sim.driver.journal.history.workers.get("2", ())))
+        assert run.fetched == 0
+    assert held[0] == 0
+    assert held[-1] == 2
+    run.check()
+
+
+def test_a_prepared_rescale_waits_for_its_bytes_and_fetches_none_inside_an_epoch(tmp_path: Path) -> None:
+    run = Run(tmp_path)
+    run.feed(5)
+    run.agents.pieces = 2
+    plan = plan_rescale(run.sim.layout, 9, strategy=ms.Batched(8, stall_s=0))
+    assert plan.prepared
+    number = run.sim.apply(plan)
+    states = []
+    for _ in range(60):
+        run.feed(1, words=5)
+        outcome = run.sim.outcome(number)
+        assert outcome is not None
+        states.append((outcome.state, outcome.done, outcome.lacking))
+        if outcome.over:
+            break
+        run.sim.feed()  # nothing is written, so targets can catch up
+        outcome = run.sim.outcome(number)
+        assert run.fetched == 0
+    assert states[0][0] == "running"
+    assert any(lacking for _, _, lacking in states), "it had to wait"
+    assert outcome.state == "done"
+    run.check()
+
+
+def test_a_prepared_move_of_little_state_does_not_wait(tmp_path: Path) -> None:
+    run = Run(tmp_path)
+    run.feed(2)
+    number = run.sim.apply(plan_move(run.sim.layout, bins=[0, 1, 2], to=5, strategy=ms.AllAtOnce()))
+    run.feed(1)
+    outcome = run.sim.outcome(number)
+    assert outcome is not None
+    assert outcome.state == "done"
+    run.check()
+
+
+def test_a_round_that_is_not_prepared_in_time_leaves_its_origin_in_charge(tmp_path: Path) -> None:
+    run = Run(tmp_path)
+    run.feed(5)
+    run.agents.pieces = 0
+    before = run.sim.driver.tables["count"]
+    number = run.sim.apply(plan_rescale(run.sim.layout, 9, strategy=ms.Batched(8, stall_s=0, deadline_s=30)))
+    run.feed(1)
+    for _ in range(4):
+        run.sim.advance_clock("10 seconds")
+    outcome = run.sim.outcome(number)
+    assert outcome is not None
+    assert (outcome.state, outcome.done) == ("cancelled", 0)
+    assert "was not prepared within 30 s" in outcome.reason
+    assert run.sim.driver.tables["count"] == before
+    run.feed(2)
+    run.check()
+
+
+def test_a_target_that_dies_while_it_is_prepared_is_replaced(tmp_path: Path) -> None:
+    run = Run(tmp_path)
+    run.feed(5)
+    run.agents.pieces = 1
+    number = run.sim.apply(plan_rescale(run.sim.layout, 9, strategy=ms.Batched(16)))
+    run.feed(2, words=5)
+    run.sim.workers = ("0", "2")
+    for _ in range(60):
+        run.feed(1, words=5)
+    outcome = run.sim.outcome(number)
+    assert outcome is not None
+    assert outcome.state == "done"
+    run.check()
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_random_lives_with_replicas_are_exact(tmp_path: Path, seed: int) -> None:
+    print("seed", seed)
+    rng = random.Random(seed)
+    run = Run(tmp_path, seed, replicas=rng.choice([1, 1, 2]), slots=rng.randrange(2, 7))
+    names = iter(range(3, 1000))
+    run.feed(2)
+    for _ in range(25):
+        run.agents.pieces = rng.choice([0, 1, 3, 1000])
+        match rng.randrange(6):
+            case 0 if len(run.sim.workers) > 1:
+                lost = rng.choice(run.sim.workers)
+                run.sim.workers = tuple(worker for worker in run.sim.workers if worker != lost)
+            case 1 if len(run.sim.workers) < 5:
+                run.sim.workers = (*run.sim.workers, str(next(names)))
+            case 2:
+                strategy = rng.choice(
+                    [ms.AllAtOnce(), ms.Fluid(), ms.Batched(8, stall_s=0), ms.Matched(prepared=False)]
+                )
+                run.sim.apply(plan_rescale(run.sim.layout, rng.randrange(1, 9), strategy=strategy))
+            case 3 if len(run.sim.driver.journal.history.workers) > 1 and rng.random() < 0.5:
+                worker = rng.choice(sorted(run.sim.driver.journal.history.workers))
+                run.sim.apply(plan_drain(run.sim.layout, worker, strategy=ms.Batched(8)))
+            case 4:
+                run.sim.restart()
+        run.feed(1, words=rng.choice([0, 20, 200]))
+    run.check()

@@ -1,0 +1,87 @@
+"""Replica groups: who holds whose state, and from whom it takes it."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from millstream.protocol.replication import Groups, replica_groups, upstream
+
+
+@st.composite
+def clusters(draw: st.DrawFn) -> tuple[dict[int, int], dict[int, str], dict[str, str]]:
+    """Sizes of slots, where they run, and the hosts of workers."""
+    workers = [f"w{i}" for i in range(draw(st.integers(1, 8)))]
+    hosts = {worker: f"h{draw(st.integers(0, 3))}" for worker in workers}
+    slots = range(draw(st.integers(0, 12)))
+    placed = {slot: draw(st.sampled_from(workers)) for slot in slots}
+    return {slot: draw(st.integers(0, 1000)) for slot in slots}, placed, hosts
+
+
+def check(groups: Groups, placed: dict[int, str], hosts: dict[str, str], count: int) -> None:
+    assert set(groups) == set(placed)
+    for slot, members in groups.items():
+        assert len(members) == len(set(members)) == min(count, len(hosts) - 1)
+        assert placed[slot] not in members
+        assert set(members) <= set(hosts)
+
+
+@given(clusters(), st.integers(0, 4))
+def test_every_slot_has_as_many_replicas_as_there_can_be_and_none_on_its_own_worker(
+    cluster: tuple[dict[int, int], dict[int, str], dict[str, str]], count: int
+) -> None:
+    sizes, placed, hosts = cluster
+    check(replica_groups(sizes, placed, hosts, count, {}), placed, hosts, count)
+
+
+@given(clusters(), st.integers(1, 3))
+def test_the_hosts_of_a_group_differ_as_far_as_there_are_hosts(
+    cluster: tuple[dict[int, int], dict[int, str], dict[str, str]], count: int
+) -> None:
+    sizes, placed, hosts = cluster
+    for slot, members in replica_groups(sizes, placed, hosts, count, {}).items():
+        used = {hosts[worker] for worker in (placed[slot], *members)}
+        assert len(used) == min(len(members) + 1, len(set(hosts.values())))
+
+
+@given(clusters(), st.integers(1, 3))
+def test_groups_stay_as_they_are_when_nothing_has_changed(
+    cluster: tuple[dict[int, int], dict[int, str], dict[str, str]], count: int
+) -> None:
+    sizes, placed, hosts = cluster
+    once = replica_groups(sizes, placed, hosts, count, {})
+    again = replica_groups(sizes, placed, hosts, count, once)
+    assert {slot: set(group) for slot, group in again.items()} == {slot: set(group) for slot, group in once.items()}
+
+
+@given(st.integers(3, 8), st.integers(1, 2), st.data())
+def test_only_the_replicas_of_a_lost_worker_move(workers: int, count: int, data: st.DataObject) -> None:
+    hosts = {f"w{i}": f"h{i}" for i in range(workers)}
+    placed = {slot: f"w{slot % workers}" for slot in range(4 * workers)}
+    sizes = dict.fromkeys(placed, 100)
+    before = replica_groups(sizes, placed, hosts, count, {})
+    lost = data.draw(st.sampled_from(sorted(hosts)))
+    left = {worker: host for worker, host in hosts.items() if worker != lost}
+    moved = {slot: worker if worker != lost else before[slot][0] for slot, worker in placed.items()}
+    after = replica_groups(sizes, moved, left, count, before)
+    check(after, moved, left, count)
+    for slot, members in after.items():
+        kept = [worker for worker in before[slot] if worker in left and worker != moved[slot]]
+        assert set(kept) <= set(members)
+
+
+def test_replicas_are_spread_by_their_bytes() -> None:
+    hosts = {f"w{i}": f"h{i}" for i in range(4)}
+    placed = {slot: f"w{slot % 4}" for slot in range(16)}
+    groups = replica_groups(dict.fromkeys(placed, 100), placed, hosts, 2, {})
+    load = Counter(worker for members in groups.values() for worker in members)
+    assert max(load.values()) - min(load.values()) <= 2
+
+
+def test_a_worker_takes_from_the_member_before_it_and_around_one_that_is_gone() -> None:
+    placed, groups = {7: "a"}, {7: ("b", "c")}
+    assert upstream(7, "b", placed, groups) == ("a", "c")
+    assert upstream(7, "c", placed, groups) == ("b", "a")
+    assert upstream(7, "c", {}, groups) == ("b",), "the slot's own worker is gone"

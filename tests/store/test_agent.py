@@ -1,0 +1,360 @@
+"""Agents: workers give each other what they have, and whatever goes wrong costs time, not results."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.flight as flight
+import pytest
+
+from millstream.protocol.compaction import Job
+from millstream.protocol.keyspace import WHOLE, Range
+from millstream.protocol.manifest import Family, Piece
+from millstream.protocol.replication import Order, Recipe, Want
+from millstream.store import agent as agent_module
+from millstream.store import names
+from millstream.store.agent import AgentServer, FlightPeer, Settings, launch
+from millstream.store.cache import CacheSettings, WorkerCache
+from millstream.store.journal import Journal
+from millstream.store.keys import KeyColumns, arrange
+from millstream.store.merge import merge, newest_rows
+from millstream.store.names import Maker
+from millstream.store.objects import ObjectStore, open_store
+from millstream.store.replica import Keeper
+from millstream.store.rows import StateRows
+from millstream.store.segments import SegmentCache, write_segments
+from millstream.testing.faults import FaultyStore
+
+FAMILY = Family("step", "state")
+TOKEN, QUERY = "a token", "a query"
+ALL = (WHOLE,)
+HALF = (Range(0, (1 << 63) - 1),)
+
+
+def rows(count: int, seed: int) -> StateRows:
+    """Rows of random keys."""
+    rng = np.random.default_rng(seed)
+    keys = KeyColumns((pa.array(rng.integers(0, 1 << 40, count)),))
+    hashes = rng.integers(0, 1 << 64, count, np.uint64, endpoint=False) if count else np.zeros(0, np.uint64)
+    order, starts = arrange(hashes, keys, None)
+    chosen = order[starts]
+    values = pa.array([f"{seed} {i:0100d}" for i in range(len(chosen))])
+    return StateRows(hashes[chosen], keys.take(chosen), values, np.zeros(len(chosen), np.bool_))
+
+
+class Site:
+    """A store, and workers with caches and agents of their own."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.plain = open_store(str(folder / "store"))
+        self.store = FaultyStore(self.plain)
+        self.servers: dict[str, AgentServer] = {}
+
+    def cache(self, worker: str, limit: int = 1 << 30) -> WorkerCache:
+        return WorkerCache(self.folder / worker, limit)
+
+    def agent(self, worker: str, token: str = TOKEN, query: str = QUERY, limit: int = 1 << 30) -> AgentServer:
+        server = AgentServer(Settings("127.0.0.1", token, query, ""), self.store, self.cache(worker, limit))
+        threading.Thread(target=server.serve, daemon=True).start()
+        self.servers[worker] = server
+        return server
+
+    def written(self, worker: str, seed: int, order: int, count: int = 3000) -> Piece:
+        """A segment that a worker has just written."""
+        cache = SegmentCache()
+        cache.attach(self.store.uri, self.cache(worker))
+        maker = Maker(1, order, "a", 0)
+        [ref] = write_segments(self.store, cache, FAMILY, maker, 0, order, ALL, rows(count, seed))
+        return Piece(ref, ALL)
+
+    def copied(self, worker: str) -> None:
+        """Makes files of a worker's cache its own, as if the store were elsewhere."""
+        for path in (self.folder / worker).iterdir():
+            if path.is_file():
+                data = path.read_bytes()
+                path.unlink()
+                path.write_bytes(data)
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Iterator[Site]:
+    made = Site(tmp_path)
+    yield made
+    for server in made.servers.values():
+        server.shutdown()
+
+
+def held(keeper: Keeper, order: Order) -> bool:
+    """Has a keeper do all that it can; whether nothing is lacking."""
+    keeper.tell(order)
+    for _ in range(1000):
+        if not keeper.work():
+            break
+    return not any(keeper.progress().lacks.values())
+
+
+def read(store: ObjectStore, worker: WorkerCache, piece: Piece) -> tuple[list[Any], int]:
+    """What a worker reads of a piece, and how much it had to fetch from the store."""
+    cache = SegmentCache()
+    cache.attach(store.uri, worker)
+    found = newest_rows(store, cache, [piece], piece.ranges, drop_dead=True)
+    return found.values.to_pylist(), cache.traffic.fetched
+
+
+def test_a_replica_comes_from_the_peer_and_is_read_without_the_store(site: Site) -> None:
+    piece = site.written("a", 1, 0)
+    origin, target = site.agent("a"), site.agent("b")
+    assert held(target.keeper, Order(0, (Want("slot 0", (piece,), (origin.address,)),)))
+    assert target.keeper.traffic.given >= piece.segment.bytes
+    assert target.keeper.traffic.fetched == 0
+    values, fetched = read(site.store, site.cache("b"), piece)
+    assert fetched == 0
+    assert sorted(values) == sorted(rows(3000, 1).values.to_pylist())
+
+
+def test_only_the_ranges_that_count_are_sent(site: Site) -> None:
+    piece = replace(site.written("a", 1, 0, 60_000), ranges=HALF)
+    origin, target = site.agent("a"), site.agent("b")
+    assert held(target.keeper, Order(0, (Want("slot 0", (piece,), (origin.address,)),)))
+    assert 0.4 * piece.segment.bytes < target.keeper.traffic.given < 0.65 * piece.segment.bytes
+    assert read(site.store, site.cache("b"), piece)[1] == 0
+
+
+def test_what_is_held_is_not_sent_again(site: Site) -> None:
+    first = site.written("a", 1, 0)
+    origin, target = site.agent("a"), site.agent("b")
+    assert held(target.keeper, Order(0, (Want("slot 0", (first,), (origin.address,)),)))
+    before = target.keeper.traffic.given
+    second = site.written("a", 2, 1)
+    assert held(target.keeper, Order(1, (Want("slot 0", (second, first), (origin.address,)),)))
+    assert target.keeper.traffic.given - before < 1.2 * second.segment.bytes
+    again = site.agent("b")  # an agent that takes its place finds what it left
+    assert held(again.keeper, Order(1, (Want("slot 0", (second, first), (origin.address,)),)))
+    assert again.keeper.traffic.given == 0
+
+
+def test_a_chain_goes_on_around_a_member_that_is_gone(site: Site) -> None:
+    piece = site.written("a", 1, 0)
+    origin, middle, last = site.agent("a"), site.agent("b"), site.agent("c")
+    assert held(middle.keeper, Order(0, (Want("slot 0", (piece,), (origin.address,)),)))
+    assert held(last.keeper, Order(0, (Want("slot 0", (piece,), (middle.address, origin.address)),)))
+    assert middle.sent >= piece.segment.bytes > origin.sent - middle.sent
+    more = site.written("a", 2, 1)
+    address = middle.address
+    middle.shutdown()
+    assert held(last.keeper, Order(1, (Want("slot 0", (more, piece), (address, origin.address)),)))
+    assert last.keeper.traffic.fetched == 0
+
+
+def test_a_peer_with_a_flipped_bit_is_found_out_and_the_store_is_asked(site: Site) -> None:
+    piece = site.written("a", 1, 0, 20_000)
+    site.copied("a")
+    path = site.folder / "a" / names.base(piece.segment.name)
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 4
+    path.write_bytes(data)
+    origin, target = site.agent("a"), site.agent("b")
+    assert held(target.keeper, Order(0, (Want("slot 0", (piece,), (origin.address,)),)))
+    assert 0 < target.keeper.traffic.fetched <= 32 << 10, "one chunk"
+    assert read(site.store, site.cache("b"), piece) == (read(site.store, site.cache("new"), piece)[0], 0)
+
+
+def test_a_replica_whose_bit_flips_on_its_disk_is_mended_by_whoever_reads_it(site: Site) -> None:
+    piece = site.written("a", 1, 0, 20_000)
+    origin, target = site.agent("a"), site.agent("b")
+    assert held(target.keeper, Order(0, (Want("slot 0", (piece,), (origin.address,)),)))
+    [path] = (path for path in (site.folder / "b").iterdir() if path.is_file() and ".arrow" in path.name)
+    with path.open("r+b") as file:
+        file.seek(path.stat().st_size // 2)
+        byte = file.read(1)[0]
+        file.seek(-1, os.SEEK_CUR)
+        file.write(bytes([byte ^ 1]))
+    values, fetched = read(site.store, site.cache("b"), piece)
+    assert 0 < fetched <= 32 << 10
+    assert values == read(site.store, site.cache("new"), piece)[0]
+
+
+class Liar(flight.FlightServerBase):  # type: ignore[misc]
+    """A server that is no agent of ours."""
+
+    def do_get(self, context: Any, ticket: Any) -> Any:
+        schema = pa.schema([pa.field("data", pa.large_binary())])
+        return flight.GeneratorStream(schema, iter([pa.record_batch([pa.array([b"x" * 99])], names=["data"])][:0]))
+
+    def do_action(self, context: Any, action: Any) -> Iterator[bytes]:
+        yield b"\xc1 garbage"
+
+
+@pytest.mark.parametrize("who", ["another token", "another query", "a liar", "nobody"])
+def test_a_peer_that_is_not_the_one_that_was_meant_gives_nothing_and_the_store_does(site: Site, who: str) -> None:
+    piece = site.written("a", 1, 0)
+    liar = Liar("grpc://127.0.0.1:0")
+    threading.Thread(target=liar.serve, daemon=True).start()
+    address = {
+        "another token": lambda: site.agent("a", token="another").address,
+        "another query": lambda: site.agent("a", query="another").address,
+        "a liar": lambda: f"127.0.0.1:{liar.port}",
+        "nobody": lambda: "127.0.0.1:1",
+    }[who]()
+    target = site.agent("b")
+    assert held(target.keeper, Order(0, (Want("slot 0", (piece,), (address,)),)))
+    assert target.keeper.traffic.given == 0
+    assert target.keeper.traffic.fetched >= piece.segment.bytes
+    peer = FlightPeer(address, TOKEN, QUERY)
+    with pytest.raises(OSError, match="agent"):
+        peer.progress()
+    liar.shutdown()
+
+
+def test_an_agent_gives_nothing_but_segments(site: Site) -> None:
+    (site.folder / "secret").write_text("secret")
+    (site.folder / "a").mkdir()
+    (site.folder / "a" / "pace").write_text("1234")
+    origin = site.agent("a")
+    peer = FlightPeer(origin.address, TOKEN, QUERY)
+    for name in ("../secret", "pace", "slots/0", "/etc/hostname", "..", ""):
+        assert peer.give(name, [(0, 4)]) is None
+    piece = site.written("a", 1, 0)
+    assert peer.give(piece.segment.name, [(0, 1 << 40)]) is None, "more than anybody needs"
+    assert peer.give(piece.segment.name, [(8, 4)]) is None
+    assert [bytes(data) for data in peer.give(piece.segment.name, [(0, 6)]) or ()] == [b"ARROW1"]
+
+
+def test_a_compaction_is_done_again_at_the_replica_instead_of_being_sent(site: Site) -> None:
+    pieces = tuple(site.written("a", seed, seed) for seed in (3, 2, 1))
+    origin, target = site.agent("a"), site.agent("b")
+    assert held(target.keeper, Order(0, (Want("slot 0", pieces, (origin.address,)),)))
+    before = target.keeper.traffic.given
+    job = Job(FAMILY, ALL, pieces, bottom=True)
+    edit = FlightPeer(origin.address, TOKEN, QUERY).compact(job, Maker(1, 3, "c", 0), 0, 60.0)
+    merged = tuple(Piece(ref, ref.covers) for ref in edit.outputs)
+    recipes = (Recipe(job, edit.outputs),)
+    assert held(target.keeper, Order(1, (Want("slot 0", merged, (origin.address,)),), recipes))
+    assert target.keeper.traffic.given == before
+    assert target.keeper.made >= sum(ref.bytes for ref in edit.outputs)
+    assert read(site.store, site.cache("b"), merged[0])[1] == 0
+
+
+def test_a_compaction_that_cannot_be_done_again_is_fetched(site: Site) -> None:
+    pieces = tuple(site.written("a", seed, seed) for seed in (2, 1))
+    origin, target = site.agent("a"), site.agent("b")
+    cache = SegmentCache()
+    cache.attach(site.store.uri, site.cache("a"))
+    job = Job(FAMILY, ALL, pieces, bottom=True)
+    edit = merge(site.store, cache, job, Maker(1, 2, "c", 0), 0)
+    merged = tuple(Piece(ref, ref.covers) for ref in edit.outputs)
+    order = Order(1, (Want("slot 0", merged, (origin.address,)),), (Recipe(job, edit.outputs),))
+    assert held(target.keeper, order), "it has none of what went in"
+    assert target.keeper.made == 0
+    assert target.keeper.traffic.given >= merged[0].segment.bytes
+
+
+def test_a_cache_that_is_too_small_holds_what_fits_and_says_so(site: Site) -> None:
+    pieces = tuple(site.written("a", seed, seed) for seed in (2, 1))
+    limit = pieces[0].segment.bytes * 3 // 2
+    origin, target = site.agent("a"), site.agent("b", limit=limit)
+    assert not held(target.keeper, Order(0, (Want("slot 0", pieces, (origin.address,)),)))
+    progress = target.keeper.progress()
+    assert progress.lacks["slot 0"] == (pieces[1].segment.name,)
+    assert "full" in progress.trouble
+    assert target.keeper.traffic.given < limit
+    for piece in pieces:
+        assert read(site.store, site.cache("b", limit), piece)[0]
+
+
+def test_a_disk_that_cannot_be_written_keeps_nothing_and_says_so(site: Site) -> None:
+    piece = site.written("a", 1, 0)
+    (site.folder / "b").write_text("not a directory")
+    keeper = Keeper(site.store, site.cache("b"), lambda address: FlightPeer(address, TOKEN, QUERY))
+    assert not held(keeper, Order(0, (Want("slot 0", (piece,), (site.agent("a").address,)),)))
+    assert "cannot be written" in keeper.progress().trouble
+
+
+def test_a_store_and_peers_that_fail_are_tried_again(site: Site) -> None:
+    piece = site.written("a", 1, 0)
+    now = [0.0]
+    keeper = Keeper(site.store, site.cache("b"), lambda address: FlightPeer(address, TOKEN, QUERY), lambda: now[0])
+    site.store.fail_at = site.store.operations + 1
+    order = Order(0, (Want("slot 0", (piece,), ("127.0.0.1:1",)),))
+    assert not held(keeper, order)
+    assert keeper.progress().trouble
+    now[0] += 10.0
+    assert held(keeper, order)
+
+
+def test_an_order_that_comes_late_changes_nothing(site: Site) -> None:
+    first, second = site.written("a", 1, 0), site.written("a", 2, 1)
+    origin, target = site.agent("a"), site.agent("b")
+    assert held(target.keeper, Order(5, (Want("slot 0", (second,), (origin.address,)),)))
+    target.keeper.tell(Order(4, (Want("slot 0", (first,), (origin.address,)),)))
+    assert target.keeper.progress().number == 5
+
+
+# -- the process ------------------------------------------------------------------------------------------------------
+
+
+def started(folder: Path, owner: int, **changes: Any) -> str:
+    """An agent in a process of its own."""
+    store = open_store(str(folder / "store"))
+    journal = Journal.open(store)
+    cache = CacheSettings(str(folder / "caches"))
+    settings = Settings("127.0.0.1", TOKEN, journal.store_id, store.uri, cache=cache, owner=owner)
+    return launch(replace(settings, **changes))
+
+
+def gone(address: str, query: str, within_s: float = 20.0) -> bool:
+    """Whether nobody answers there any more, soon."""
+    deadline = time.monotonic() + within_s
+    while time.monotonic() < deadline:
+        try:
+            FlightPeer(address, TOKEN, query).call("progress", timeout=1.0)
+        except OSError:
+            return True
+        time.sleep(0.1)
+    return False
+
+
+def test_an_agent_ends_with_its_worker(tmp_path: Path) -> None:
+    worker = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+    address = started(tmp_path, worker.pid)
+    query = Journal.open(open_store(str(tmp_path / "store"))).store_id
+    assert FlightPeer(address, TOKEN, query).progress().number == -1
+    os.kill(worker.pid, signal.SIGKILL)
+    worker.wait()
+    assert gone(address, query)
+
+
+def test_an_agent_ends_with_its_query(tmp_path: Path) -> None:
+    address = started(tmp_path, os.getpid())
+    query = Journal.open(open_store(str(tmp_path / "store"))).store_id
+    FlightPeer(address, TOKEN, query).call("end")
+    assert gone(address, query)
+
+
+def test_an_agent_that_cannot_begin_is_an_error_with_a_reason(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(OSError, match="could not be started"):
+        started(tmp_path, os.getpid(), query="another")
+    assert "another store" in capfd.readouterr().err
+
+
+def test_an_agent_that_no_driver_speaks_to_ends(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(agent_module, "LEASE_S", 0.2)
+    server = site.agent("a")
+    thread = threading.Thread(target=server.work, daemon=True)
+    thread.start()
+    thread.join(20)
+    assert not thread.is_alive()
