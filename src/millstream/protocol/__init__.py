@@ -12,5 +12,7 @@
 | `strategies` | in which epochs the moves of a plan happen |
 | `planner` | which moves a rescale, a drain, a balance... takes |
 | `steering` | what commands and migrations change at an epoch |
+| `loads` | what is known of how loaded bins and workers are, and where replicas lie |
+| `allocation` | on which workers the replicas of bins lie |
 | `retention` | which stored objects nobody can need any more |
 """
