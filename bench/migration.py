@@ -203,7 +203,7 @@ def _steps(context: click.Context, option: click.Parameter, given: str) -> tuple
 )
 @click.option(
     "--strategies",
-    default=",".join(STRATEGIES),
+    default="all-at-once,fluid,batched,matched",
     show_default=True,
     callback=lambda c, o, v: names_of(c, o, v, tuple(STRATEGIES)),
     help="The strategies to compare.",

@@ -78,11 +78,13 @@ class Trial:
 
 
 STRATEGIES: dict[str, Callable[[Trial], Any]] = {
-    "all-at-once": lambda trial: ms.AllAtOnce(),
-    "fluid": lambda trial: ms.Fluid(),
-    "batched": lambda trial: ms.Batched(trial.batch),
-    "matched": lambda trial: ms.Matched(),
+    "all-at-once": lambda trial: ms.AllAtOnce(prepared=False),
+    "fluid": lambda trial: ms.Fluid(prepared=False),
+    "batched": lambda trial: ms.Batched(trial.batch, prepared=False),
+    "matched": lambda trial: ms.Matched(prepared=False),
+    "prepared": lambda trial: ms.Batched(trial.batch, prepared=True),
 }
+"""All but `prepared` fetch what moves inside the epochs: nothing is at its target before."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +111,7 @@ def _away(running: Any, trial: Trial) -> Any:
     """Half of the bins of half of the slots go to the other half: 25 % of the state."""
     half = trial.workers // 2
     low, high = list(range(half)), list(range(half, trial.workers))
-    return running.plan_move(slots=low, share=0.5, to=high, strategy=ms.AllAtOnce())
+    return running.plan_move(slots=low, share=0.5, to=high, strategy=ms.AllAtOnce(prepared=False))
 
 
 def _worker_of(running: Any, slot: int) -> str:
@@ -139,7 +141,13 @@ class Rig:
         query.source("records", frame).key_by("k").compute("count", workloads.CountBatch)
         settings, _ = cache_settings(self.trial, self.folder)
         return query.start(
-            spark, str(self.folder / "store"), slots=slots, bins=self.trial.bins, observe=observe, **settings
+            spark,
+            str(self.folder / "store"),
+            slots=slots,
+            bins=self.trial.bins,
+            observe=observe,
+            replicas=0,
+            **settings,
         )
 
     def step(self, of: int) -> None:
@@ -149,7 +157,7 @@ class Rig:
 
     def prepare(self, running: Any, leg: Leg) -> None:
         """Brings the query to where a leg begins: its number of slots, evenly, and what it asks for on top."""
-        for make in (lambda *_: running.plan_rescale(leg.slots, strategy=ms.AllAtOnce()), leg.before):
+        for make in (lambda *_: running.plan_rescale(leg.slots, strategy=ms.AllAtOnce(prepared=False)), leg.before):
             plan = make(running, self.trial) if make is not None else None
             if plan is not None and plan.rounds:
                 running.apply(plan).wait(_WAIT_S)
