@@ -25,9 +25,9 @@ from millstream.errors import UserError
 from millstream.protocol.handover import RATE
 from millstream.protocol.keyspace import LAST, Hashes, Range, width
 from millstream.protocol.manifest import Manifest
-from millstream.protocol.migration import AT_ONCE, MigrationPlan, Move, Start
+from millstream.protocol.migration import AT_ONCE, MigrationPlan, Move, Start, size_text
 from millstream.protocol.routing import RoutingTable, Slot
-from millstream.protocol.strategies import Batched, Numbers, Strategy
+from millstream.protocol.strategies import Batched, Fluid, Numbers, Strategy
 
 FINEST_BITS = 20
 DEFAULT = Batched(64)
@@ -260,6 +260,32 @@ def plan_bins(layout: Layout, bins: int, *, steps: Steps = None, at: Start = AT_
     )
 
 
+def bins_of(layout: Layout, finest: int = FINEST_BITS) -> list[Cells]:
+    """The bins of all steps, one group for each table; of a step with more than 2^finest bins, so many ranges.
+
+    >>> [found.owners.tolist() for found in bins_of(Layout("s", {"count": RoutingTable.even(2, 12)}), 2)]
+    [[0, 0, 1, 1]]
+    """
+    return _groups(layout, None, finest=finest)
+
+
+def plan_owners(
+    layout: Layout, verb: str, wanted: Sequence[tuple[Cells, Numbers]], *, pace: int = 0, drains: str = ""
+) -> MigrationPlan:
+    """Gives each of these bins (see `bins_of`) the owner beside it: for those who have decided where each goes.
+
+    A round has as many of them as `pace` bytes allow, spread over slots; a bin that is larger goes alone. 0 is no
+    limit. `drains` names the worker that leaves.
+
+    >>> layout = Layout("s", {"count": RoutingTable.even(2, 12)})
+    >>> [found] = bins_of(layout, 2)
+    >>> [[move]] = plan_owners(layout, "balance", [(found, np.array([0, 1, 1, 1]))]).rounds
+    >>> print(move.range, move.target)
+    4000000000000000-7fffffffffffffff 1
+    """
+    return _plan(layout, verb, wanted, Fluid(), AT_ONCE, drains, pace)
+
+
 # -- where state lies -------------------------------------------------------------------------------------------------
 
 
@@ -295,7 +321,7 @@ def bytes_in(manifest: Manifest, step: str, firsts: Hashes) -> Numbers:
 
 
 @dataclass(frozen=True, slots=True)
-class _Cells:
+class Cells:
     """The bins of steps with the same table: for each its first and last point and its owner, in order.
 
     Where the table is cut inside a bin, its parts. `bytes` has a row for each step.
@@ -327,7 +353,7 @@ def _steps(layout: Layout, steps: Steps) -> list[str]:
     return list(dict.fromkeys(names))
 
 
-def _groups(layout: Layout, steps: Steps, cuts: Sequence[int] = ()) -> list[_Cells]:
+def _groups(layout: Layout, steps: Steps, cuts: Sequence[int] = (), finest: int = FINEST_BITS) -> list[Cells]:
     """The bins of these steps, cut at these points too; one group for each table."""
     grouped: dict[tuple[object, ...], list[str]] = {}
     for name in _steps(layout, steps):
@@ -336,20 +362,21 @@ def _groups(layout: Layout, steps: Steps, cuts: Sequence[int] = ()) -> list[_Cel
     found = []
     for names in grouped.values():
         table = layout.tables[names[0]]
-        bits = min(table.bin_bits, FINEST_BITS)
+        bits = min(table.bin_bits, finest)
         grid = np.arange(1 << bits, dtype=np.uint64) << np.uint64(64 - bits) if bits else np.zeros(1, np.uint64)
         extra = np.array([*table.firsts, *cuts], np.uint64)
-        firsts = np.union1d(grid, extra)
+        loose = extra[extra & np.uint64((1 << 64 - bits) - 1) != 0]
+        firsts = np.union1d(grid, loose) if len(loose) else grid
         lasts = np.append(firsts[1:] - np.uint64(1), np.uint64(LAST))
         sizes = np.stack([bytes_in(layout.manifest, name, firsts) for name in names])
-        found.append(_Cells(tuple(names), bits, firsts, lasts, table.lookup(firsts).astype(np.int64), sizes))
+        found.append(Cells(tuple(names), bits, firsts, lasts, table.lookup(firsts).astype(np.int64), sizes))
     return found
 
 
 class _Pool:
     """The bins of all groups together, with what each weighs: its bytes, or its width if there is no state at all."""
 
-    def __init__(self, groups: Sequence[_Cells]) -> None:
+    def __init__(self, groups: Sequence[Cells]) -> None:
         self.groups = groups
         self.owners = np.concatenate([cells.owners for cells in groups])
         self.weights = np.concatenate([cells.bytes.sum(axis=0) for cells in groups]).astype(float)
@@ -360,7 +387,7 @@ class _Pool:
         """What each slot up to the last one has."""
         return np.bincount(self.owners, self.weights, last + 1).astype(float)
 
-    def split(self, final: Numbers) -> list[tuple[_Cells, Numbers]]:
+    def split(self, final: Numbers) -> list[tuple[Cells, Numbers]]:
         """Owners of all bins, group by group."""
         ends = np.cumsum([len(cells.owners) for cells in self.groups])[:-1]
         return list(zip(self.groups, np.split(final, ends), strict=True))
@@ -369,7 +396,7 @@ class _Pool:
 # -- what is to move --------------------------------------------------------------------------------------------------
 
 
-def _rescaled(cells: _Cells, slots: int) -> Numbers:
+def _rescaled(cells: Cells, slots: int) -> Numbers:
     """The owners when each of these slots has the same number of bins, or one more, and few have moved."""
     bins = 1 << cells.bits
     bin_of = (
@@ -450,9 +477,7 @@ def _run(weights: npt.NDArray[np.float64], difference: float, wanted: float) -> 
     return some[[int(np.argmin(weights[some]))]] if len(some) else some
 
 
-def _shares(
-    layout: Layout, groups: Sequence[_Cells], slots: Sequence[int], share: float
-) -> list[tuple[_Cells, Numbers]]:
+def _shares(layout: Layout, groups: Sequence[Cells], slots: Sequence[int], share: float) -> list[tuple[Cells, Numbers]]:
     """The last bins of each of these slots: so many that they are this share of its bins, and at least one."""
     _known_slots(layout, slots, "slots")
     if isinstance(share, bool) or not isinstance(share, int | float) or not 0 < share <= 1:
@@ -473,7 +498,7 @@ def _count(bins: int, share: float) -> int:
     return min(bins, max(1, round(bins * share)))
 
 
-def _within(layout: Layout, steps: Steps, ranges: Sequence[Range]) -> list[tuple[_Cells, Numbers]]:
+def _within(layout: Layout, steps: Steps, ranges: Sequence[Range]) -> list[tuple[Cells, Numbers]]:
     if not ranges or not all(isinstance(item, Range) for item in ranges):
         raise UserError(f"ranges={ranges!r}: expected one Range or several")
     ordered = sorted(ranges)
@@ -490,12 +515,12 @@ def _within(layout: Layout, steps: Steps, ranges: Sequence[Range]) -> list[tuple
     return found
 
 
-def _numbered(layout: Layout, steps: Steps, bins: Sequence[int]) -> list[tuple[_Cells, Numbers]]:
+def _numbered(layout: Layout, steps: Steps, bins: Sequence[int]) -> list[tuple[Cells, Numbers]]:
     names = _steps(layout, steps)
     if len(set(bins)) != len(bins):
         twice = next(number for number in bins if list(bins).count(number) > 1)
         raise UserError(f"bin {twice} is named twice; give each bin once")
-    found: list[tuple[_Cells, Numbers]] = []
+    found: list[tuple[Cells, Numbers]] = []
     for bits in dict.fromkeys(layout.tables[name].bin_bits for name in names):
         same = [name for name in names if layout.tables[name].bin_bits == bits]
         for number in bins:
@@ -512,12 +537,13 @@ def _numbered(layout: Layout, steps: Steps, bins: Sequence[int]) -> list[tuple[_
 def _plan(
     layout: Layout,
     verb: str,
-    wanted: Sequence[tuple[_Cells, Numbers]],
+    wanted: Sequence[tuple[Cells, Numbers]],
     strategy: Strategy,
     start: Start,
     drains: str = "",
+    pace: int | None = None,
 ) -> MigrationPlan:
-    """The plan that gives every bin the owner that is wanted."""
+    """The plan that gives every bin the owner that is wanted. With a pace, the strategy gives only the order."""
     if not isinstance(strategy, Strategy):
         raise UserError(f"strategy={strategy!r}: expected AllAtOnce(), Fluid(), Batched(n) or Matched()")
     moving = [(cells, final, np.flatnonzero(cells.owners != final)) for cells, final in wanted]
@@ -529,12 +555,16 @@ def _plan(
         origins = np.concatenate([cells.owners[picked] for cells, _, picked in moving])
         targets = np.concatenate([final[picked] for _, final, picked in moving])
         units, unit_of = _units(firsts, lasts, origins, targets)
-        numbers = strategy.rounds(origins[units], targets[units])[unit_of]
+        numbers = strategy.rounds(origins[units], targets[units])
+        if pace is not None:
+            sizes = np.concatenate([cells.bytes[:, picked].sum(axis=0) for cells, _, picked in moving])
+            numbers = _paced(numbers, np.bincount(unit_of, sizes).astype(float), pace)
+        numbers = numbers[unit_of]
         rounds = [[] for _ in range(int(numbers.max()) + 1)]
-        sizes = [len(picked) for _, _, picked in moving]
-        masks = np.repeat(2.0 ** (np.arange(len(moving)) % 52), sizes)
+        lengths = [len(picked) for _, _, picked in moving]
+        masks = np.repeat(2.0 ** (np.arange(len(moving)) % 52), lengths)
         company = np.bincount(unit_of, masks).astype(np.int64)[unit_of]  # which groups make a move together
-        ends = np.cumsum(sizes)[:-1]
+        ends = np.cumsum(lengths)[:-1]
         for (cells, final, picked), number, mates in zip(
             moving, np.split(numbers, ends), np.split(company, ends), strict=True
         ):
@@ -547,7 +577,7 @@ def _plan(
         tuple(tuple(moves) for moves in rounds),
         strategy.gap,
         start,
-        str(strategy),
+        str(strategy) if pace is None else f"rounds of {size_text(pace)}" if pace else "one round",
         drains=drains,
         generation=layout.generation if drains else 0,
         fetch_limit=layout.fetch_limit,
@@ -571,9 +601,22 @@ def _units(firsts: Hashes, lasts: Hashes, origins: Numbers, targets: Numbers) ->
     return order[new], unit_of
 
 
+def _paced(places: Numbers, sizes: npt.NDArray[np.float64], pace: int) -> Numbers:
+    """The round of each move: in the order of their places, as many to a round as have no more bytes than `pace`."""
+    order = np.argsort(places, kind="stable")
+    sums = np.cumsum(sizes[order])
+    ends = [0]
+    while pace and ends[-1] < len(order):
+        before = sums[ends[-1] - 1] if ends[-1] else 0.0
+        ends.append(max(ends[-1] + 1, int(np.searchsorted(sums, before + pace, side="right"))))
+    numbers = np.empty(len(order), np.int64)
+    numbers[order] = np.searchsorted(np.array(ends[1:-1], np.int64), np.arange(len(order)), side="right")
+    return numbers
+
+
 def _add_moves(
     rounds: list[list[Move]],
-    cells: _Cells,
+    cells: Cells,
     final: Numbers,
     picked: Numbers,
     numbers: Numbers,
