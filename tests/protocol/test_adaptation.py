@@ -247,7 +247,7 @@ def test_balance_makes_the_worst_slot_better_or_does_nothing(given_: Facts) -> N
         before = given_.survey.worst_after(given_.survey.owners)
         survey = after.survey
         assert {slot for table in tables.values() for slot in table.slots} == set(given_.survey.slots)
-        assert survey.worst_after(survey.owners) <= before - 0.05 + 1e-6
+        assert survey.worst_after(survey.owners) <= before - 0.1 + 1e-6
 
 
 @settings(max_examples=60)
@@ -423,6 +423,26 @@ def test_a_drain_beyond_the_churn_limit_waits() -> None:
     assert not decision.acts
     assert "0 B of 64 kB that 32 epochs may move have moved already, so that this has to wait" in decision.why
     assert memory.spent == ()
+
+
+def test_slots_that_are_opened_have_the_lowest_numbers_whatever_was_cut() -> None:
+    busy = {"0": Worker(8.0, 0.24), "1": Worker(8.0, 0.24)}
+    given_ = even_facts([100] * 256, workers=busy)
+    decision, _ = eager(Adaptive((Scale(),), churn=2.5 / 256), given_)
+    assert decision.plan is not None
+    assert "7 slots are needed for 60% instead of 4: 2 bins, 2 kB" in decision.why
+    assert {move.target for moves in decision.plan.rounds for move in moves} == {4, 5}
+
+    class Fan:
+        def decide(self, facts: Facts, memory: Memory) -> tuple[Decision, Memory]:
+            final = facts.bins[0].owners.copy()
+            final[:5] = [9, 8, 7, 6, 5]
+            return Decision("fan", plan_owners(facts.layout, "fan", [(facts.bins[0], final)], pace=1000)), memory
+
+    decision, _ = eager(Adaptive((Fan(),), churn=2.5 / 256), given_)
+    assert decision.plan is not None
+    assert decision.why.endswith("have moved already, so that 2 of 5 rounds are left")
+    assert [[move.target for move in moves] for moves in decision.plan.rounds] == [[5], [4]]
 
 
 def test_an_empty_memory_begins_with_what_has_moved_before() -> None:
@@ -628,6 +648,18 @@ def test_a_hot_key_is_left_alone_and_does_not_disturb_for_ever(seed: int) -> Non
     assert np.count_nonzero(owners == owners[100]) < 200
     others = np.bincount(owners, np.where(np.arange(4096) == 100, 0, base), 8)
     assert np.delete(others, owners[100]).max() <= 1.15 * base.sum() * 0.6 / 7
+
+
+def test_a_few_hot_keys_that_do_not_fit_are_not_moved_to_and_fro(seed: int) -> None:
+    for keys in (5, 9, 20):
+        trace = traces.drifting(200_000, seed, every=10**6, hot=keys, has=0.9)
+        mill = Mill(trace, Adaptive(), seed=seed)
+        mill.run(120)
+        print(
+            f"{keys} keys: decided at {mill.decided}, then the worst slot has {mill.seen[-1].worst:.2f} times the mean"
+        )
+        assert len(mill.decided) <= 6
+        assert all(epoch < 80 for epoch in mill.decided)
 
 
 def test_bins_go_where_replicas_are(seed: int) -> None:

@@ -27,6 +27,7 @@ from millstream.protocol.levelling import Flags, Limits, fair_shares, levelled
 from millstream.protocol.migration import MigrationPlan, Move, size_text
 from millstream.protocol.placement import place
 from millstream.protocol.planner import TOLERANCE, Cells, plan_bins, plan_owners
+from millstream.protocol.routing import Slot
 from millstream.protocol.statistics import MAX_BITS
 from millstream.protocol.strategies import Numbers
 from millstream.protocol.survey import Facts, Survey, Worker
@@ -120,14 +121,14 @@ class Balance:
 
     It begins when the worst slot has had more than `high` times its fair share for `persist` epochs, and goes on until
     a plan brings that below `low`. It does nothing while the busiest worker is below `least_busy`, or where a plan
-    would bring the worst slot down by less than `least_gain`.
+    would bring the worst slot down by less than `least_gain`. What may be chance does not count.
     """
 
     high: float = 1.25
     low: float = 1.1
     persist: int = 2
     tolerance: float = TOLERANCE
-    least_gain: float = 0.05
+    least_gain: float = 0.1
     least_busy: float = 0.05
 
     def __post_init__(self) -> None:
@@ -140,18 +141,18 @@ class Balance:
             return Decision(unknown), memory
         survey = facts.survey
         worst = float(survey.ratios[survey.worst])
-        high = max(self.high, 1 + 4 / max(1.0, survey.records) ** 0.5)  # what chance alone brings about is below
+        high = max(self.high, 1 + survey.chance)
         acts, memory = pressed(memory, _BALANCE, facts.epoch, worst > high, worst < self.low, self.persist)
         has = f"slot {survey.worst} has {worst:.2f} times its fair share"
         if not acts:
             word = f"{high:.2f} is tolerated" if worst <= high else f"waiting for {self.persist} epochs in a row"
             return Decision(f"{has}, and {word}"), memory
-        final = _level(facts, survey, tolerance=self.tolerance)
+        final = _level(facts, survey, tolerance=self.tolerance, low=self.low)
         after = survey.worst_after(final)
-        if after > worst - self.least_gain:
+        if after > worst - max(self.least_gain, survey.chance):
             return Decision(f"{has}, but no move that may be made helps: {_reason(facts)}"), memory
         plan = _planned(facts, "balance", final)
-        if after < self.low:
+        if after <= self.low:
             memory = released(memory, _BALANCE)
         return Decision(f"{has}: {_moves(plan)}, after which the worst has {after:.2f} times", plan), memory
 
@@ -169,6 +170,7 @@ class Isolate:
     high: float = 1.25
     low: float = 1.1
     persist: int = 2
+    least_gain: float = 0.1
     least_busy: float = 0.05
 
     def __post_init__(self) -> None:
@@ -186,13 +188,13 @@ class Isolate:
             return Decision(f"no range has more than {self.share:.0%} of what is fair for a slot"), memory
         cell = int(hot[np.lexsort((-survey.raw[hot], -survey.real[survey.owners[hot]]))[0]])
         slot, share = int(survey.owners[cell]), float(survey.raw[cell] / fair[cell])
-        worst = float(survey.real[slot])
-        acts, memory = pressed(memory, _ISOLATE, facts.epoch, worst > self.high, worst < self.low, self.persist)
+        worst, high = float(survey.real[slot]), max(self.high, 1 + survey.chance)
+        acts, memory = pressed(memory, _ISOLATE, facts.epoch, worst > high, worst < self.low, self.persist)
         group, place_in = _group(survey, cell)
         has = f"{_where(group, place_in)} has {share:.0%} of what is fair for a slot, and slot {slot} "
         has += f"{worst:.2f} times its fair share"
         if not acts:
-            word = f"{self.high:.2f} is tolerated" if worst <= self.high else f"waiting for {self.persist} epochs"
+            word = f"{high:.2f} is tolerated" if worst <= high else f"waiting for {self.persist} epochs"
             return Decision(f"{has}; {word}"), memory
         if group.bits < MAX_BITS:
             bits = group.bits + min(MAX_BITS - group.bits, max(2, _up(np.log2(share / 0.25))))
@@ -209,10 +211,10 @@ class Isolate:
         rest = float(survey.loads[others].sum())
         if rest <= 0.1 * survey.fair[slot]:
             return Decision(f"{has}: a single hot key cannot be split, and it is alone already; it is left there")
-        final = _level(facts, survey, stays=np.arange(len(survey.owners)) == cell)
-        plan = _planned(facts, "isolate", final)
-        if not plan.rounds:
+        final = _level(facts, survey, stays=np.arange(len(survey.owners)) == cell, low=self.low)
+        if survey.worst_after(final) > survey.ratios.max() - max(self.least_gain, survey.chance):
             return Decision(f"{has}, but no move that may be made helps: {_reason(facts)}")
+        plan = _planned(facts, "isolate", final)
         return Decision(f"{has}: the others of its slot give way, {_moves(plan)}", plan)
 
 
@@ -407,7 +409,8 @@ class Adaptive:
         if not rounds:
             return replace(decision, why=f"{limit}, so that this has to wait", plan=None, gives="")
         why = f"{limit}, so that {rounds} of {len(plan.rounds)} rounds are left"
-        return replace(decision, why=why, plan=replace(plan, rounds=plan.rounds[:rounds]))
+        plan = _renumbered(replace(plan, rounds=plan.rounds[:rounds]), facts.survey.slots)
+        return replace(decision, why=why, plan=plan)
 
     def _remembered(self, decision: Decision, facts: Facts, memory: Memory) -> Memory:
         """Where nothing moves and no worker is asked for, there is nothing to wait for."""
@@ -434,16 +437,29 @@ def _unknown(facts: Facts, least_busy: float) -> str:
     return ""
 
 
-def _level(facts: Facts, target: Survey, stays: Flags | None = None, tolerance: float = TOLERANCE) -> Numbers:
-    """The owners when the load is on the slots of the target."""
-    limits = Limits(tolerance, facts.budget, facts.pace or np.inf)
+def _level(
+    facts: Facts, target: Survey, stays: Flags | None = None, tolerance: float = TOLERANCE, low: float = 1.0
+) -> Numbers:
+    """The owners when the load is on the slots of the target. Those below the low mark give nothing."""
+    limits = Limits(tolerance, low - 1, facts.budget, facts.pace or np.inf)
     near = target.near(facts.held)
     return levelled(target.owners, target.loads, facts.sizes, target.room, limits, stays=stays, near=near)
 
 
 def _planned(facts: Facts, verb: str, final: Numbers, drains: str = "") -> MigrationPlan:
     wanted = facts.survey.parts(final, facts.bins)
-    return plan_owners(facts.layout, verb, wanted, pace=facts.pace, drains=drains)
+    plan = plan_owners(facts.layout, verb, wanted, pace=facts.pace, drains=drains)
+    return _renumbered(plan, facts.survey.slots)
+
+
+def _renumbered(plan: MigrationPlan, slots: Collection[int]) -> MigrationPlan:
+    """The plan with the lowest numbers for the slots that it opens: not all that were thought of need get something."""
+    opened = sorted({move.target for moves in plan.rounds for move in moves} - set(slots))
+    names = dict(zip(opened, map(Slot, _unused(slots, len(opened))), strict=True))
+    if all(old == new for old, new in names.items()):
+        return plan
+    rounds = (tuple(replace(m, target=names.get(m.target, m.target)) for m in moves) for moves in plan.rounds)
+    return replace(plan, rounds=tuple(rounds))
 
 
 def _to_slots(facts: Facts, count: int, has: str, target: float) -> Decision:

@@ -37,9 +37,10 @@ _DUST = 0.01
 @dataclass(frozen=True, slots=True)
 class Limits:
     """How far to go: within `tolerance` of the fair share, moving at most `bytes`, and no cell with more than
-    `cell_bytes`."""
+    `cell_bytes`. Slots that are over their share by no more than `over` give nothing: it would help nobody."""
 
     tolerance: float = 0.05
+    over: float = 0.0
     bytes: float = float("inf")
     cell_bytes: float = float("inf")
 
@@ -112,7 +113,7 @@ class _Levelling:
     def _given(self) -> Numbers:
         """The cells that slots give because they have too much: as many as the budget pays for."""
         lowest = 1 + self.limits.tolerance / 2
-        over = self.have > self.fair * lowest
+        over = self.have > self.fair * max(lowest, 1 + self.limits.over)
         found = np.flatnonzero(self.movable & over[self.owners])
         if not len(found):
             return found
@@ -198,7 +199,7 @@ class _Levelling:
             ratios = np.where(self.room > 0, self.have / usable, -np.inf)
             giver = int(np.argmax(ratios))
             fair = float(self.fair[giver])
-            if self.have[giver] <= fair * (1 + self.limits.tolerance):
+            if self.have[giver] <= fair * (1 + max(self.limits.tolerance, self.limits.over)):
                 return
             taker = int(np.argmin(np.where(self.room > 0, ratios, np.inf)))
             ours, theirs = float(self.room[giver]), float(self.room[taker])

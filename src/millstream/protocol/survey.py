@@ -156,6 +156,11 @@ class Survey:
         return self._ratios(self.owners)
 
     @property
+    def chance(self) -> float:
+        """By how much of its fair share a slot may differ for no reason: few records are no evidence."""
+        return 4 / float(np.sqrt(max(1.0, self.records)))
+
+    @property
     def worst(self) -> int:
         """The slot that has most."""
         return int(np.argmax(self.ratios))
