@@ -19,9 +19,10 @@ from rich.console import Console
 from rich.table import Table
 
 from millstream import AllAtOnce, Batched, Fluid, Matched
+from millstream.protocol.layout import Layout
 from millstream.protocol.manifest import Family, Manifest, SegmentRef
 from millstream.protocol.migration import MigrationPlan
-from millstream.protocol.planner import Layout, plan_balance, plan_drain, plan_move, plan_rescale
+from millstream.protocol.planner import plan_balance, plan_drain, plan_move, plan_rescale
 from millstream.protocol.routing import RoutingTable
 from millstream.protocol.steering import Facts, Heard, steer
 from millstream.protocol.strategies import Strategy

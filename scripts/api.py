@@ -67,7 +67,17 @@ MADE = {
         "Outcome",
         "Overview",
     ),
-    *("Progress", "ReplicaFacts", "RunningQuery", "Status", "Stream", "TimerBatch", "WindowedStream"),
+    *(
+        "Decided",
+        "Decision",
+        "Progress",
+        "ReplicaFacts",
+        "RunningQuery",
+        "Status",
+        "Stream",
+        "TimerBatch",
+        "WindowedStream",
+    ),
 }
 """Classes that users are given and never make, so that their constructors are nobody's business."""
 

@@ -14,10 +14,10 @@ import numpy as np
 
 from millstream.protocol.adaptation import Decision, Memory, Policy
 from millstream.protocol.keyspace import WHOLE
+from millstream.protocol.layout import Layout
 from millstream.protocol.manifest import Family, Manifest, SegmentRef
 from millstream.protocol.migration import MigrationPlan
 from millstream.protocol.placement import place
-from millstream.protocol.planner import Layout
 from millstream.protocol.routing import RoutingTable
 from millstream.protocol.statistics import Floats, Load, Loads, cell_bits, together
 from millstream.protocol.strategies import Numbers

@@ -5,6 +5,7 @@ from millstream.control.handle import Handle
 from millstream.control.modify import Modify
 from millstream.control.running import RunningQuery, Status
 from millstream.control.start import Query
+from millstream.engine.adapting import Decided
 from millstream.engine.replicating import ReplicaFacts
 from millstream.errors import (
     ConflictError,
@@ -31,6 +32,7 @@ from millstream.model.sinks import ForeachBatch, Memory, Parquet
 from millstream.model.state import Value
 from millstream.model.timers import Timer
 from millstream.model.times import EVENT_TIME, WALL_TIME
+from millstream.protocol.adaptation import Adaptive, Balance, Decision, GiveBack, Isolate, Scale
 from millstream.protocol.conditions import metric
 from millstream.protocol.strategies import AllAtOnce, Batched, Fluid, Matched
 from millstream.spark.session import session
@@ -40,23 +42,29 @@ __version__ = "0.1.0"
 __all__ = [
     "EVENT_TIME",
     "WALL_TIME",
+    "Adaptive",
     "AllAtOnce",
     "At",
     "Bag",
+    "Balance",
     "Batch",
     "Batched",
     "Computation",
     "ConflictError",
     "Control",
     "DamagedObject",
+    "Decided",
+    "Decision",
     "Dedupe",
     "Fenced",
     "Fluid",
     "ForeachBatch",
+    "GiveBack",
     "Handle",
     "Hold",
     "InputBatch",
     "InvariantViolation",
+    "Isolate",
     "KeyedStream",
     "Map",
     "Matched",
@@ -67,6 +75,7 @@ __all__ = [
     "Query",
     "ReplicaFacts",
     "RunningQuery",
+    "Scale",
     "SinkError",
     "Status",
     "StepError",

@@ -26,10 +26,11 @@ from millstream.protocol.adaptation import (
     Scale,
 )
 from millstream.protocol.keyspace import WHOLE, Bin, Range, bin_range
+from millstream.protocol.layout import Layout
 from millstream.protocol.levelling import Limits, fair_shares, levelled
 from millstream.protocol.manifest import Family, Manifest, SegmentRef
 from millstream.protocol.migration import MigrationPlan
-from millstream.protocol.planner import Layout, bins_of, plan_move, plan_owners
+from millstream.protocol.planner import bins_of, plan_move, plan_owners
 from millstream.protocol.routing import RoutingTable, RoutingVersion, Slot
 from millstream.protocol.statistics import Floats, Load, Loads
 from millstream.protocol.strategies import Numbers

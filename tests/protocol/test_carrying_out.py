@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 
 from millstream import AllAtOnce, Batched, Fluid, Matched
 from millstream.protocol.keyspace import Bin, bin_range
+from millstream.protocol.layout import Layout
 from millstream.protocol.migration import MigrationPlan, Start
-from millstream.protocol.planner import Layout, plan_bins, plan_drain, plan_move, plan_rescale, plan_split
+from millstream.protocol.planner import plan_bins, plan_drain, plan_move, plan_rescale, plan_split
 from millstream.protocol.routing import RoutingTable, Slot
 from millstream.protocol.steering import Cancel, Facts, Heard, Outcome, remembered, steer
 

@@ -16,10 +16,10 @@ from hypothesis import strategies as st
 
 from millstream import AllAtOnce, Batched, Fluid, Matched, UserError
 from millstream.protocol.keyspace import LAST, WHOLE, Bin, Range, bin_range, width
+from millstream.protocol.layout import Layout
 from millstream.protocol.manifest import Family, Manifest, Piece, SegmentRef
 from millstream.protocol.migration import MigrationPlan, Move, Start
 from millstream.protocol.planner import (
-    Layout,
     bytes_in,
     plan_balance,
     plan_bins,

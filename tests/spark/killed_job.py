@@ -163,7 +163,7 @@ def run(spark: SparkSession, folder: Path, mode: str, notify: Observer | None = 
         if notify is not None:
             notify(moment, epoch)
 
-    running = query.start(spark, store=store, slots=2, trigger=trigger, observe=notify_and_move)
+    running = query.start(spark, store=store, slots=2, trigger=trigger, observe=notify_and_move, replicas=0)
     running.await_termination()
     [move] = running.commands()
     return {

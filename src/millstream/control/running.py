@@ -34,6 +34,7 @@ from pyspark.sql.streaming.readwriter import DataStreamWriter
 from millstream.control.handle import Handle
 from millstream.control.modify import Modify
 from millstream.control.verbs import Verbs, When, start_of
+from millstream.engine.adapting import Decided
 from millstream.engine.driver import Driver, EpochFacts, live_slots
 from millstream.engine.pending import pending_timers
 from millstream.engine.replicating import ReplicaFacts
@@ -334,6 +335,12 @@ class RunningQuery(Verbs):
         """Who holds the state of which slots beside their own workers, and how far that is behind."""
         replicator = self._driver.replicator
         return ReplicaFacts() if replicator is None else replicator.facts()
+
+    def decisions(self) -> list[Decided]:
+        """What has been decided about the query's load, and why: the last 256 decisions that differ from the one
+        before, if it was started with `adapt`."""
+        adapter = self._driver.adapter
+        return [] if adapter is None else list(adapter.decided)
 
     def wait_epoch(self, epoch: int, timeout: float | None = None) -> int:
         """Waits until an epoch is committed and delivered; returns the last committed epoch.

@@ -23,6 +23,7 @@ from millstream.engine.driver import Driver, Observer, Options
 from millstream.errors import UserError
 from millstream.model.graph import resolve
 from millstream.model.query import Query as QueryData
+from millstream.protocol.adaptation import Adaptive, Policy
 from millstream.protocol.compaction import DEFAULT_BUDGET
 from millstream.protocol.epochs import check_start
 from millstream.protocol.keyspace import DEFAULT_BIN_BITS
@@ -77,6 +78,8 @@ class Query(QueryData):
         fetch_limit: float | None = None,
         replicas: int = 1,
         replicate_limit: float | None = None,
+        adapt: bool | Policy = False,
+        adapt_dry_run: bool = False,
         token: str | None = None,
         modify_timeout: float = 60.0,
         observe: Observer | None = None,
@@ -98,6 +101,8 @@ class Query(QueryData):
         - `replicas`: on how many other workers the state of each slot is held, too, so that a slot whose worker is lost
           goes on at once; 0 for none. The store has all state in any case.
         - `replicate_limit`: how many bytes a second each worker may take from others; not limited by default.
+        - `adapt`: whether the query balances its own load, and with which policy; True for `Adaptive()`. What it
+          decides is sent as commands, and told by `RunningQuery.decisions`; with `adapt_dry_run` it is only told.
         - `token`: guards the store: from then on, commands to the running query need it, and so does a restart.
         - `modify_timeout`: how many seconds a modification may take to be tried out on workers, and its first epoch.
         - `observe`: called with a moment (`planned`, `executed`, `committed`, `delivering`, `delivered`) and the epoch.
@@ -110,6 +115,8 @@ class Query(QueryData):
             fetch_limit=int(fetch_limit or 0),
             modify_timeout=float(modify_timeout),
             replicas=_replicas(replicas),
+            adapt=_policy(adapt),
+            adapt_dry_run=bool(adapt_dry_run),
         )
         chosen = _trigger(trigger)
         check_session(spark)
@@ -195,6 +202,14 @@ def _replicas(count: int) -> int:
     if isinstance(count, bool) or not isinstance(count, int) or not 0 <= count <= 16:
         raise UserError(f"replicas={count!r}: give a whole number from 0 to 16")
     return count
+
+
+def _policy(given: bool | Policy) -> Policy | None:
+    if isinstance(given, bool):
+        return Adaptive() if given else None
+    if not callable(getattr(given, "decide", None)):
+        raise UserError(f"adapt={given!r}: give True, False, or a policy: something with decide(facts, memory)")
+    return given
 
 
 def _rate(rate: float | None) -> float | None:

@@ -24,9 +24,10 @@ from millstream.protocol import planner
 from millstream.protocol.conditions import Condition
 from millstream.protocol.epochs import History
 from millstream.protocol.keyspace import Range
+from millstream.protocol.layout import Layout
 from millstream.protocol.migration import AT_ONCE, MigrationPlan, Start
 from millstream.protocol.modification import Modification, undoing
-from millstream.protocol.planner import DEFAULT, TOLERANCE, Layout, Steps
+from millstream.protocol.planner import DEFAULT, TOLERANCE, Steps
 from millstream.protocol.steering import Ask, Cancel, Outcome
 from millstream.protocol.strategies import Strategy
 

@@ -21,6 +21,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
+from millstream.engine.adapting import Adapter, busy_of
 from millstream.engine.delivery import Deliverer
 from millstream.engine.listening import Listener
 from millstream.engine.modifying import Modifier
@@ -34,6 +35,7 @@ from millstream.errors import DamagedObject, MillstreamError, StepError, UserErr
 from millstream.model.graph import Graph
 from millstream.model.query import SourceNode
 from millstream.model.times import micros
+from millstream.protocol.adaptation import Policy
 from millstream.protocol.compaction import DEFAULT_BUDGET, Job
 from millstream.protocol.epochs import (
     Abort,
@@ -52,10 +54,10 @@ from millstream.protocol.epochs import (
 )
 from millstream.protocol.handover import Coming, of_round, upcoming
 from millstream.protocol.keyspace import DEFAULT_BIN_BITS
+from millstream.protocol.layout import Layout
 from millstream.protocol.manifest import Edit
 from millstream.protocol.migration import MigrationPlan
 from millstream.protocol.modification import Candidate, Modification, called, routed_on
-from millstream.protocol.planner import Layout
 from millstream.protocol.routing import RoutingTable, Slot
 from millstream.protocol.steering import Facts, Outcome, Steering, leaving, remembered, steer
 from millstream.protocol.time import NO_TIME, idle_sources
@@ -105,6 +107,14 @@ class Executor(Protocol):
         """Which worker each slot is tried on."""
         ...
 
+    def cores(self) -> dict[str, float]:
+        """The workers that are there now, and how many tasks each runs at a time."""
+        ...
+
+    def request(self, more: int) -> int:
+        """Asks for so many workers more; how many will be asked for, which may be none."""
+        ...
+
     def retire(self, workers: Collection[str]) -> dict[str, str]:
         """Lets nothing more run on these workers, which have no slots. An empty text for those on which nothing runs
         now, and for those of which that cannot be brought about, why not."""
@@ -127,6 +137,8 @@ class Options:
     fetch_limit: int = 0
     modify_timeout: float = 60.0
     replicas: int = 0
+    adapt: Policy | None = None
+    adapt_dry_run: bool = False
 
 
 @dataclass(slots=True)
@@ -167,6 +179,9 @@ class Driver:
         if executor.agents is not None:
             self.replicator = Replicator(executor.agents, options.replicas, background, self.upkeep.recipes)
             executor.placer.replicas = self.replicator
+        self.adapter: Adapter | None = None
+        if options.adapt is not None:
+            self.adapter = Adapter(options.adapt, self._send, executor.request, options.adapt_dry_run)
         self.last: EpochFacts | None = None
         self._clock = clock
         self._since_ms = 0
@@ -278,7 +293,8 @@ class Driver:
             outcomes = remembered(history.outcomes, plan.outcomes).values()
             placed = self.executor.placer.place(live_slots(tables), *draining(outcomes, history.generation))
             share = _share(tables, placed)
-            patience = FEW if self.replicator is not None and tries < PATIENT_AFTER else -1
+            kept = self.replicator is not None and self.replicator.kept
+            patience = FEW if kept and tries < PATIENT_AFTER else -1
             reports, producers = self._execute(version, plan, share, before, records, patience)
         except ExecutionFailed as error:
             self._abort(plan, str(error), by_user=isinstance(error, TookTooLong))
@@ -296,6 +312,7 @@ class Driver:
             return verdict.reason
         oldest = Epoch(max(history.oldest, epoch - self.options.retain, 0))
         samples = next((report.samples for report in reports if report.samples), {})
+        groups = dict(self.replicator.groups) if self.replicator is not None else {}
         commit = Commit(
             epoch,
             plan.attempt,
@@ -311,6 +328,9 @@ class Driver:
             verdict.passed,
             None if share.workers == history.workers else share.workers,
             worth_keeping(samples, before.samples, epoch),
+            verdict.loads,
+            round((executed - started) * 1000),
+            None if groups == history.replicas else groups,
         )
         with self._changing:
             self.journal.append(commit)
@@ -319,6 +339,8 @@ class Driver:
         self._opened = NOTHING_OPENED
         self.upkeep.applied(edits)
         now = time.perf_counter()
+        if self.adapter is not None:
+            self._adapt(self.adapter, commit, reports, share, now - self._committed_at)
         self._stood_ms = (now - self._committed_at) * 1000 if changed is not None and changed.sources else 0.0
         self._committed_at = now
         self.modifier.seen(samples, () if changed is None else changed.sources)
@@ -335,6 +357,19 @@ class Driver:
         self.last = EpochFacts(epoch, verdict.records, (ended - started) * 1000, parts, tries + 1, fetched, elsewhere)
         self._observe("committed", epoch)
         return None
+
+    def _adapt(self, adapter: Adapter, commit: Commit, reports: Sequence[Report], share: Share, took_s: float) -> None:
+        history, cores = self.journal.history, self.executor.cores()
+        gone = draining(history.outcomes.values(), history.generation)
+        cores = {worker: many for worker, many in cores.items() if worker not in gone[0] | gone[1]}
+        placed = {slot: worker for worker, slots in share.workers.items() for slot in slots}
+        hosts = {number: placed.get(slot, "") for number, slot in enumerate(share.slots)}
+        held = self.replicator.groups if self.replicator is not None else {}
+        layout = layout_of(self.journal.store_id, history)
+        adapter.after_commit(history, layout, commit.loads, busy_of(reports, hosts, cores, took_s), cores, held)
+
+    def _send(self, plan: MigrationPlan) -> int:
+        return self.listener.log.send(plan.verb, plan, self.journal.history.control)
 
     def _abort(self, plan: Plan, reason: str, by_user: bool) -> None:
         """Ends an attempt that leaves nothing. A modification in it may not be tried again."""
@@ -519,7 +554,16 @@ def live_slots(tables: Mapping[str, RoutingTable]) -> tuple[Slot, ...]:
 
 def layout_of(store_id: str, history: History) -> Layout:
     """Where the state of a query lies, for plans to be made from."""
-    return Layout(store_id, history.tables, history.manifest, history.workers, history.fetch_limit, history.generation)
+    return Layout(
+        store_id,
+        history.tables,
+        history.manifest,
+        history.workers,
+        history.fetch_limit,
+        history.generation,
+        history.replicas,
+        history.took_ms / 1000,
+    )
 
 
 def draining(outcomes: Iterable[Outcome], generation: int) -> tuple[frozenset[str], frozenset[str]]:

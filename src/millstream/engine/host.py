@@ -23,11 +23,12 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
+import numpy as np
 import pyarrow as pa
 
 from millstream.engine.derive import MapFailure, derive
 from millstream.engine.feedback import fed_back, fed_marks
-from millstream.engine.grouping import Lanes, without_times
+from millstream.engine.grouping import Grouped, Lanes, without_times
 from millstream.engine.payload import INLINE_LIMIT, Head, Part, Parts, buffers, decode, in_order, receipts_of
 from millstream.engine.route import failure_of, split
 from millstream.engine.spec import TIME_COLUMN, EpochTask, SlotTask, Spec, rules_of
@@ -41,10 +42,14 @@ from millstream.model.letters import DEAD_LETTER
 from millstream.model.times import times_of
 from millstream.protocol.epochs import Damage, Report
 from millstream.protocol.manifest import Family
+from millstream.protocol.statistics import Load, cells_of
 from millstream.protocol.time import END_OF_TIME, Mark, SourceClock, advanced, least_mark, seen_together, step_watermark
 from millstream.store.held import Traffic
 from millstream.store.objects import ObjectStore
 from millstream.store.segments import CACHE
+
+LOAD_BITS = 10
+"""A commit has the load of each step in at most 2^10 parts of the key space."""
 
 
 @dataclass(slots=True)
@@ -168,7 +173,7 @@ def _run_level(
     report: Report,
     store: ObjectStore,
 ) -> Report:
-    began, read = time.perf_counter(), replace(CACHE.traffic)
+    began, read, busy = time.perf_counter(), replace(CACHE.traffic), time.thread_time()
     pieces = {Family(step, state): found for step, state, found in mine.pieces}
     CACHE.settle(store.uri, mine.home, [piece.segment for found in pieces.values() for piece in found])
     lanes = Lanes(received, task, store)
@@ -177,6 +182,7 @@ def _run_level(
         if step.level != hosted.level:
             continue
         run = StepRun(spec, task, mine, step, pieces, store, done)
+        spent, written = time.thread_time_ns(), len(done.added)
         try:
             due = run.due(hosted.reached)
             grouped, late = lanes.grouped(step, due)
@@ -203,7 +209,15 @@ def _run_level(
         split(task, streams, f"{hosted.level}.{mine.slot}", hosted.parts)
         if step.holds:
             run.pass_on(hosted.watermarks)
-    timings = {"steps": (time.perf_counter() - began) * 1000, **_cost(CACHE.traffic.since(read))}
+        if grouped is not None:
+            size = sum(ref.bytes for ref in done.added[written:])
+            bits = task.lanes[task.readers[step.name][0]].table.bin_bits
+            done.loads[step.name] = _load(grouped, bits, size, (time.thread_time_ns() - spent) // 1000)
+    timings = {
+        "steps": (time.perf_counter() - began) * 1000,
+        "cpu": (time.thread_time() - busy) * 1000,
+        **_cost(CACHE.traffic.since(read)),
+    }
     return replace(
         report,
         added=tuple(done.added),
@@ -214,7 +228,18 @@ def _run_level(
         passed=done.passed,
         timings_ms=timings,
         dead_letters=done.dead_letters,
+        loads=done.loads,
     )
+
+
+def _load(grouped: Grouped, bin_bits: int, size: int, micros: int) -> bytes:
+    """What each part of the key space had to do: records and timers, bytes written, CPU time."""
+    counts = np.zeros(len(grouped.hashes), np.int64)
+    for part in grouped.inputs.values():
+        counts += part.count()
+    for due in grouped.due.values():
+        counts += np.bincount(due.places, minlength=len(counts))
+    return Load.of(cells_of(grouped.hashes, min(bin_bits, LOAD_BITS), counts), size, micros).pack()
 
 
 def _cost(read: Traffic) -> dict[str, float]:

@@ -13,6 +13,11 @@ from millstream.protocol.placement import place, warmed
 class Replicas(Protocol):
     """What placement is told of replicas."""
 
+    @property
+    def kept(self) -> bool:
+        """Whether slots have any."""
+        ...
+
     def lacks(self, slot: int, worker: str) -> int:
         """How many bytes of a slot's state a worker lacks; a few count as none."""
         ...

@@ -122,6 +122,11 @@ class Replicator:
         self._warming: dict[tuple[int, str], float] = {}
         self.groups: Groups = {}
 
+    @property
+    def kept(self) -> bool:
+        """Whether slots have replicas; without, agents only prepare migrations, and warm up new workers."""
+        return self._count > 0
+
     # -- in the driver's thread
 
     def after_commit(self, history: History) -> None:

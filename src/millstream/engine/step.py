@@ -81,6 +81,7 @@ class Done:
     late: dict[str, int] = field(default_factory=dict)
     dead_letters: dict[str, int] = field(default_factory=dict)
     passed: dict[str, int] = field(default_factory=dict)
+    loads: dict[str, bytes] = field(default_factory=dict)
 
 
 @dataclass(slots=True)

@@ -341,7 +341,7 @@ class GiveBack:
 class Adaptive:
     """Policies, asked in order until one has something to do; and the limits that all of them are under.
 
-    >>> from millstream.protocol.planner import Layout
+    >>> from millstream.protocol.layout import Layout
     >>> Adaptive().decide(Facts(3, Layout("s", {}), {}, moving=1), Memory())[0].why
     'a migration is under way: nothing is decided until it is done'
     """

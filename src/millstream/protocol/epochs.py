@@ -23,6 +23,7 @@ from millstream.errors import InvariantViolation, UserError
 from millstream.protocol.manifest import Edit, Manifest, SegmentRef
 from millstream.protocol.modification import Applied, Changed, followed
 from millstream.protocol.routing import RoutingTable
+from millstream.protocol.statistics import Load, evened, together
 from millstream.protocol.steering import Outcome, remembered
 from millstream.protocol.time import END_OF_TIME, NO_TIME, SourceClock
 
@@ -118,6 +119,12 @@ class Commit:
     passed: dict[str, int] = field(default_factory=dict)
     workers: dict[str, tuple[int, ...]] | None = None
     samples: dict[str, tuple[bytes, ...]] = field(default_factory=dict)
+    loads: dict[str, bytes] = field(default_factory=dict)
+    """What each step had to do, in parts of the key space, packed (see `protocol.statistics`)."""
+    took_ms: int = 0
+    """How long the epoch took, from its first plan to this."""
+    replicas: dict[int, tuple[str, ...]] | None = None
+    """The workers that hold replicas of each slot, told only when that has changed."""
 
 
 Entry = Claim | Plan | Abort | Commit
@@ -171,6 +178,8 @@ class History:
     fetch_limit: int = 0
     modified: tuple[Applied, ...] = ()
     samples: dict[str, tuple[bytes, ...]] = field(default_factory=dict)
+    took_ms: int = 0
+    replicas: dict[int, tuple[str, ...]] = field(default_factory=dict)
     tried: dict[int, int] = field(default_factory=dict)
     """How often the first epoch of a modification that is under way has been planned, by the command's number."""
 
@@ -272,6 +281,8 @@ class History:
             workers=self.workers if commit.workers is None else commit.workers,
             modified=self.modified if plan.changed is None else (*self.modified, _applied(plan.changed, plan.epoch)),
             samples={**before.samples, **commit.samples},
+            took_ms=commit.took_ms,
+            replicas=self.replicas if commit.replicas is None else commit.replicas,
             tried={
                 number: count
                 for number, count in self.tried.items()
@@ -433,6 +444,8 @@ class Report:
     samples: dict[str, tuple[bytes, ...]] = field(default_factory=dict)
     elsewhere: str = ""
     """The worker that it ran on, if that is another than it was placed on."""
+    loads: dict[str, bytes] = field(default_factory=dict)
+    """What the level's steps had to do here, packed (see `protocol.statistics`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -448,6 +461,7 @@ class Accept:
     late: dict[str, int] = field(default_factory=dict)
     dead_letters: dict[str, int] = field(default_factory=dict)
     passed: dict[str, int] = field(default_factory=dict)
+    loads: dict[str, bytes] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -505,7 +519,17 @@ def judge(slot_count: int, producers: int, reports: Sequence[Report], levels: in
         {step: count for step, count in _sums(report.late for report in ordered).items() if count},
         {step: count for step, count in _sums(report.dead_letters for report in ordered).items() if count},
         passed,
+        _loads(ordered),
     )
+
+
+def _loads(reports: Sequence[Report]) -> dict[str, bytes]:
+    """The load of every step, of all slots together."""
+    parts: dict[str, list[Load]] = {}
+    for report in reports:
+        for step, data in report.loads.items():
+            parts.setdefault(step, []).append(Load.unpack(data))
+    return {step: evened(together(found)).pack() for step, found in parts.items()}
 
 
 def disagreement(receipts: Sequence[Mapping[str, str]], producers: int) -> str | None:

@@ -25,8 +25,6 @@ from millstream.protocol.migration import MigrationPlan
 
 AHEAD = 512 << 20
 MOST_ROUNDS = 32
-RATE = 125_000_000
-"""The bytes in a second that a worker is taken to fetch, where no limit is known: 1 Gbit/s."""
 
 
 @dataclass(frozen=True, slots=True)

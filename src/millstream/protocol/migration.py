@@ -89,6 +89,10 @@ class MigrationPlan:
     """How many bytes a worker may still lack then."""
     deadline_s: float = 0.0
     """How many seconds a round may wait."""
+    protocol: str = ""
+    """By which protocol it is carried out (see `protocol.costs`)."""
+    expected: dict[str, str] = field(default_factory=dict)
+    """What it is expected to cost by each protocol, in words."""
 
     def after(self, tables: Mapping[str, RoutingTable], number: int) -> dict[str, RoutingTable]:
         """The tables after round `number`, of the steps that it changes."""
@@ -161,7 +165,11 @@ class MigrationPlan:
         yield f"at most: {_load_text(*sums.in_one_round)} in a round; {one_slot} to one slot in a round"
         if self.fetch_limit:
             stall = self.expected_stall_s(self.fetch_limit)
-            yield f"expected stall: up to {stall:.3g} s in an epoch, at {size_text(self.fetch_limit)}/s for each worker"
+            unprepared = " if nothing is prepared" if self.prepared else ""
+            rate = f"at {size_text(self.fetch_limit)}/s for each worker"
+            yield f"expected stall: up to {stall:.3g} s in an epoch, {rate}{unprepared}"
+        for name, cost in self.expected.items():
+            yield f"{name}: {cost}{' (chosen)' if name == self.protocol else ''}"
 
     def _beginning(self) -> str:
         due = []

@@ -14,19 +14,20 @@ Rules
 from __future__ import annotations
 
 import heapq
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from itertools import pairwise, repeat
 
 import numpy as np
 import numpy.typing as npt
 
 from millstream.errors import UserError
-from millstream.protocol.handover import RATE
+from millstream.protocol.costs import RATE, by_protocol
 from millstream.protocol.keyspace import LAST, Hashes, Range, width
+from millstream.protocol.layout import Layout
 from millstream.protocol.manifest import Manifest
 from millstream.protocol.migration import AT_ONCE, MigrationPlan, Move, Start, size_text
-from millstream.protocol.routing import RoutingTable, Slot
+from millstream.protocol.routing import Slot
 from millstream.protocol.strategies import Batched, Fluid, Numbers, Strategy
 
 FINEST_BITS = 20
@@ -34,33 +35,6 @@ DEFAULT = Batched(64)
 TOLERANCE = 0.05
 Steps = str | Sequence[str] | None
 """One step, several, or all."""
-
-
-@dataclass(frozen=True, slots=True)
-class Layout:
-    """Where the state of a query lies: what plans are made from.
-
-    `placement` says which slots each worker has; `fetch_limit` is the rate at which a worker fetches what it does not
-    hold, in bytes per second, or 0 if that is not known.
-    """
-
-    store: str
-    tables: Mapping[str, RoutingTable]
-    manifest: Manifest = field(default_factory=Manifest)
-    placement: Mapping[str, Collection[int]] = field(default_factory=dict)
-    fetch_limit: int = 0
-    generation: int = 0
-    """Of the driver that has these workers."""
-
-    @property
-    def owners(self) -> set[int]:
-        """The slots that own something of some step."""
-        return {slot for table in self.tables.values() for slot in table.slots}
-
-    @property
-    def slots(self) -> set[int]:
-        """The slots that something can move to: up to the highest that owns something."""
-        return set(range(max(self.owners, default=-1) + 1))
 
 
 # -- the verbs --------------------------------------------------------------------------------------------------------
@@ -570,7 +544,7 @@ def _plan(
         ):
             if len(picked):
                 _add_moves(rounds, cells, final, picked, number, mates)
-    return MigrationPlan(
+    plan = MigrationPlan(
         layout.store,
         verb,
         {name: layout.tables[name].version for cells in touched for name in cells.steps},
@@ -582,10 +556,10 @@ def _plan(
         generation=layout.generation if drains else 0,
         fetch_limit=layout.fetch_limit,
         placement={worker: tuple(sorted(slots)) for worker, slots in sorted(layout.placement.items())},
-        prepared=len(layout.placement) > 1 if strategy.prepared is None else strategy.prepared,
         budget=round(strategy.stall_s * (layout.fetch_limit or RATE)),
         deadline_s=float(strategy.deadline_s),
     )
+    return by_protocol(plan, layout, strategy)
 
 
 def _units(firsts: Hashes, lasts: Hashes, origins: Numbers, targets: Numbers) -> tuple[Numbers, Numbers]:

@@ -191,6 +191,16 @@ def together(parts: Sequence[Load]) -> Load:
     return Load._dense(bits, total)
 
 
+def evened(load: Load) -> Load:
+    """The same with CPU time by records: every record of the step counts alike. What a slot takes beside its records is
+    then nobody's: it would stay if they went, and it makes the records of idle slots look expensive.
+
+    >>> evened(Load.of(np.array([3, 1]), micros=np.array([10, 30]))).micros.tolist()
+    [30, 10]
+    """
+    return replace(load, micros=shared_out(int(load.micros.sum()), load.records))
+
+
 def _varints(numbers: Numbers) -> bytes:
     """Seven bits of a number to a byte, the lowest first; the last byte of each number is below 128."""
     values = numbers.astype(np.uint64)

@@ -24,6 +24,8 @@ from millstream.errors import UserError
 
 Numbers = npt.NDArray[np.int64]
 
+PROTOCOLS = ("direct", "cpa", "cpal")
+"""See `protocol.costs`."""
 STALL_S = 0.1
 DEADLINE_S = 600.0
 
@@ -33,12 +35,14 @@ class Strategy:
     """How moves are spread over epochs. `gap` is the number of epochs between two rounds in which nothing moves.
 
     `prepared` says whether a round waits until its targets hold what it brings (see `protocol.handover`); by default
-    it does where there are several workers. Then `stall_s` is about how many seconds an epoch may take longer for what
-    is still lacking, and `deadline_s` how many seconds a round may wait.
+    it does where there are several workers. `protocol` says the same in the words of `protocol.costs`: `direct` and
+    `cpa` do not wait, `cpal` does, and `auto` is whichever is expected to be best. If it waits, `stall_s` is about how
+    many seconds an epoch may take longer for what is still lacking, and `deadline_s` how many seconds a round may wait.
     """
 
     gap: int = 0
     prepared: bool | None = None
+    protocol: str = ""
     stall_s: float = STALL_S
     deadline_s: float = DEADLINE_S
 
@@ -46,6 +50,11 @@ class Strategy:
         _check(self, "gap", self.gap, 0)
         if self.prepared not in (None, True, False):
             raise UserError(f"{type(self).__name__}(prepared={self.prepared!r}): expected True, False or None")
+        if self.protocol not in ("", "auto", *PROTOCOLS):
+            given = f"{type(self).__name__}(protocol={self.protocol!r})"
+            raise UserError(f"{given}: expected 'auto', {', '.join(map(repr, PROTOCOLS))}, or nothing")
+        if self.protocol and self.prepared is not None:
+            raise UserError(f"{type(self).__name__}: give prepared= or protocol=, not both")
         for name, value in (("stall_s", self.stall_s), ("deadline_s", self.deadline_s)):
             if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < float("inf"):
                 raise UserError(f"{type(self).__name__}({name}={value!r}): expected a number of seconds, 0 or more")
@@ -56,7 +65,8 @@ class Strategy:
     def _arguments(self) -> list[str]:
         told: list[tuple[str, float | None, float | None]] = [("gap", self.gap, 0), ("prepared", self.prepared, None)]
         told += [("stall_s", self.stall_s, STALL_S), ("deadline_s", self.deadline_s, DEADLINE_S)]
-        return [
+        named = [f"protocol={self.protocol!r}"] if self.protocol else []
+        return named + [
             f"{name}={value:g}" if name.endswith("_s") else f"{name}={value}"
             for name, value, usual in told
             if value != usual

@@ -17,9 +17,10 @@ from functools import cached_property
 
 import numpy as np
 
+from millstream.protocol.layout import Layout
 from millstream.protocol.levelling import Flags, fair_shares
 from millstream.protocol.manifest import Manifest
-from millstream.protocol.planner import Cells, Layout, bins_of, bytes_in
+from millstream.protocol.planner import Cells, bins_of, bytes_in
 from millstream.protocol.statistics import MAX_BITS, Floats, Loads, within
 from millstream.protocol.strategies import Numbers
 

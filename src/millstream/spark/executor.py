@@ -56,6 +56,7 @@ class SparkExecutor:
         self._local = is_local(spark)
         self._workers: dict[str, str] = {}
         self._lost_at = 0.0
+        self._cores: dict[str, float] = {}
         self.placer = Placer(lambda: ["driver"] if self._local else self.workers())
         self._leaving: frozenset[str] = frozenset()
         self.agents: SparkAgents | None = None
@@ -66,7 +67,8 @@ class SparkExecutor:
         self, spec: bytes, task: EpochTask, slots: Sequence[SlotTask], records: DataFrame, limit_s: float | None = None
     ) -> tuple[list[Report], int]:
         used = {self.placer.placed[slot.home] for slot in slots if slot.home in self.placer.placed}
-        watch = (lambda: self._lost(used)) if self.placer.replicas is not None else None
+        replicas = self.placer.replicas
+        watch = (lambda: self._lost(used)) if replicas is not None and replicas.kept else None
         with time_limit(self._spark.sparkContext, limit_s, watch) as ended:
             try:
                 return self._run(spec, task, slots, records)
@@ -147,6 +149,26 @@ class SparkExecutor:
             why = "it has no slots, but this cluster's scheduler cannot be told to run nothing else there"
             return dict.fromkeys(workers, why)
         return {worker: "" for worker in workers if worker not in busy | told}  # what was just told may be on its way
+
+    def cores(self) -> dict[str, float]:
+        if self._local:
+            return {"driver": float(self._spark.sparkContext.defaultParallelism)}
+        workers = self.workers()
+        if self._cores.keys() != workers.keys():
+            found = {summary.id(): float(summary.totalCores()) for summary in self._summaries()}
+            self._cores = {worker: found.get(worker) or 1.0 for worker in workers}
+        return self._cores
+
+    def request(self, more: int) -> int:
+        context: Any = self._spark.sparkContext._jsc.sc()
+        try:
+            done = not self._local and context.requestExecutors(more)
+        except Py4JError as error:
+            _LOG.warning("workers cannot be asked for: %s", _reason(error))
+            return 0
+        if not done:
+            _LOG.warning("%s more workers are needed, and this cluster's scheduler does not take requests", more)
+        return more if done else 0
 
     def _summaries(self) -> Iterator[Any]:
         context: Any = self._spark.sparkContext._jsc.sc()

@@ -49,10 +49,10 @@ from millstream.model.transform import Transform
 from millstream.model.types import parse_schema
 from millstream.protocol.compaction import Job
 from millstream.protocol.epochs import Epoch, Output, Report
+from millstream.protocol.layout import Layout
 from millstream.protocol.manifest import Edit
 from millstream.protocol.migration import AT_ONCE, MigrationPlan, Start
 from millstream.protocol.modification import Modification, undoing
-from millstream.protocol.planner import Layout
 from millstream.protocol.steering import Cancel, Outcome
 from millstream.protocol.time import NO_TIME
 from millstream.store.cache import WorkerCache
@@ -160,7 +160,7 @@ class InProcess:
         agents: bool = False,
     ) -> None:
         self.store, self.map_tasks, self.crashes = store, map_tasks, crashes or Crashes()
-        self._cache_dir = cache_dir
+        self._workers, self._cache_dir = workers, cache_dir
         self._seen: dict[str, ObjectStore] = {}
         self.placer = Placer(workers)
         self.agents: InProcessAgents | None = None
@@ -194,6 +194,12 @@ class InProcess:
                 hosted.append(host_once(spec, task, level, SlotTask.unpack(mine.pack()), payloads, store))
             sent = [list[Any](one.payloads(task, self.store)) for one in hosted]
         return [report for one in hosted for report in one.reports], len(producers)
+
+    def cores(self) -> dict[str, float]:
+        return dict.fromkeys(self._workers(), 1.0)
+
+    def request(self, more: int) -> int:
+        return 0
 
     def retire(self, workers: Collection[str]) -> dict[str, str]:
         return {worker: "" for worker in workers if worker not in self.placer.placed.values()}

@@ -1,0 +1,133 @@
+"""Adapting on the simulator: loads are in every commit, what policies decide is sent as commands, results are exact."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+import millstream as ms
+from millstream.control.start import _policy
+from millstream.protocol.adaptation import Adaptive, Balance, Decision, Memory
+from millstream.protocol.epochs import Commit
+from millstream.protocol.statistics import Load
+from millstream.protocol.survey import Facts
+from millstream.store.journal import decode_entry
+from millstream.store.keys import KeyColumns
+from millstream.testing import Simulated
+from words import simulated
+
+
+def commits(sim: Simulated) -> list[Commit]:
+    names = sorted(item.name for item in sim.store.list("journal/"))
+    entries = [decode_entry(name, bytes(sim.store.get(name) or b""))[0].body for name in names]
+    return [entry for entry in entries if isinstance(entry, Commit)]
+
+
+def skewed(rng: random.Random, count: int) -> list[tuple[str]]:
+    """90 % of the records have one of the few words in the first tenth of the key space."""
+    return [(rng.choice(HOT) if rng.random() < 0.9 else rng.choice(ALL),) for _ in range(count)]
+
+
+def in_first_tenth(words: list[str]) -> list[str]:
+    hashes = KeyColumns((pa.array(words),)).hashes()
+    return [word for word, point in zip(words, hashes, strict=True) if point < np.uint64((1 << 64) // 10)]
+
+
+ALL = [f"word {i}" for i in range(4000)]
+HOT = in_first_tenth(ALL)
+
+
+class Told:
+    """A policy that is told what to say."""
+
+    def __init__(self, *answers: Any) -> None:
+        self.answers, self.seen = list(answers), list[Facts]()
+
+    def decide(self, facts: Facts, memory: Memory) -> tuple[Decision, Memory]:
+        self.seen.append(facts)
+        answer = self.answers.pop(0) if self.answers else Decision("nothing")
+        if isinstance(answer, Exception):
+            raise answer
+        return answer, memory
+
+
+def test_every_commit_says_what_each_part_of_the_key_space_had_to_do() -> None:
+    sim = simulated(bin_bits=6)
+    sim.feed(words=[("a",), ("b",), ("a",)])
+    sim.feed(words=[])
+    [first, second] = commits(sim)
+    load = Load.unpack(first.loads["count"])
+    assert load.bits == 6
+    assert int(load.records.sum()) == 3
+    assert sorted(load.records.tolist()) == [1, 2]
+    assert int(load.bytes.sum()) == sum(ref.bytes for ref in first.added)
+    assert int(load.micros.sum()) > 0
+    assert second.loads == {}
+
+
+def test_a_skewed_load_is_balanced_in_a_few_epochs_and_the_counts_are_exact() -> None:
+    rng = random.Random(7)
+    policy = Adaptive((Balance(least_busy=0.0),))
+    sim = simulated(bin_bits=8, slots=4, workers=("0", "1", "2", "3"), adapt=policy)
+    totals: Counter[str] = Counter()
+    shares = []
+    for _ in range(14):
+        fed = skewed(rng, 1500)
+        totals.update(word for (word,) in fed)
+        table = sim.driver.tables["count"]
+        sim.feed(words=fed)
+        load = Load.unpack(commits(sim)[-1].loads["count"])
+        owners = table.lookup((load.cells.astype(np.uint64)) << np.uint64(64 - load.bits))
+        slots = np.bincount(owners.astype(np.int64), load.records, 4)
+        shares.append(float(slots.max() / slots.mean()))
+    assert sim.driver.adapter is not None
+    decided = [each for each in sim.driver.adapter.decided if each.command >= 0]
+    assert decided, "nothing was done"
+    assert "times its fair share" in decided[0].decision.why
+    outcome = sim.outcome(decided[0].command)
+    assert outcome is not None
+    assert (outcome.verb, outcome.state) == ("balance", "done")
+    assert shares[0] > 2
+    assert shares[-1] < 1.5
+    assert dict(sim.state("count")) == dict(totals)
+
+
+def test_a_dry_run_only_tells() -> None:
+    rng = random.Random(7)
+    sim = simulated(bin_bits=8, slots=4, adapt=Adaptive((Balance(least_busy=0.0),)), adapt_dry_run=True)
+    before = sim.driver.tables
+    for _ in range(5):
+        sim.feed(words=skewed(rng, 800))
+    assert sim.driver.adapter is not None
+    assert any(each.decision.acts for each in sim.driver.adapter.decided)
+    assert all(each.command == -1 for each in sim.driver.adapter.decided)
+    assert sim.driver.tables == before
+    assert sim.driver.journal.history.outcomes == {}
+
+
+def test_a_policy_that_fails_is_told_of_and_asked_again() -> None:
+    policy = Told(ValueError("no idea"), Decision("better now"))
+    sim = simulated(adapt=policy)
+    sim.feed(words=[("a",)])
+    sim.feed(words=[("a",)])
+    assert sim.driver.adapter is not None
+    assert [each.decision.why for each in sim.driver.adapter.decided] == [
+        "the policy failed: ValueError: no idea",
+        "better now",
+    ]
+    assert dict(sim.state("count")) == {"a": 2}
+    facts = policy.seen[-1]
+    assert facts.epoch == 1
+    assert set(facts.workers) == {"0", "1"}
+    assert facts.moving == 0
+
+
+@pytest.mark.parametrize("given", [3, "yes", object()])
+def test_what_is_no_policy_is_refused(given: Any) -> None:
+    with pytest.raises(ms.UserError, match="adapt="):
+        _policy(given)
