@@ -1,4 +1,4 @@
-"""The command line: `millstream demo`, `nexmark`, `bench`, and the verbs of `control_commands` and
+"""The command line: `millstream demo`, `run`, `nexmark`, `bench`, and the verbs of `control_commands` and
 `modify_commands`.
 
 Rules
@@ -27,6 +27,7 @@ import millstream
 from millstream.control import control_commands, modify_commands
 from millstream.control.exits import INTERRUPTED, code_of, complain
 from millstream.control.nexmark_command import nexmark
+from millstream.control.run_command import run
 from millstream.errors import MillstreamError, UserError
 
 _JAVA_VERSIONS = ("17", "21")
@@ -71,6 +72,7 @@ for command in (*control_commands.COMMANDS, *modify_commands.COMMANDS):
 
 
 main.add_command(nexmark)
+main.add_command(run)
 
 
 @main.command()

@@ -10,11 +10,16 @@
 | `time` | how watermarks follow from what was seen |
 | `migration` | what a migration plan is, and what it says when printed |
 | `strategies` | in which epochs the moves of a plan happen |
+| `layout` | where the state of a query lies: what plans are made from |
 | `planner` | which moves a rescale, a drain, a balance... takes |
 | `statistics` | what each part of the key space has to do |
 | `survey` | what that means for each slot and worker |
 | `levelling` | which bins go where, so that no slot has too much to do |
 | `adaptation` | whether to act on it: balance, isolate, scale, give a worker back |
+| `placement` | which worker each slot runs on |
+| `replication` | which workers hold replicas of a slot, and from whom they take them |
+| `handover` | when a round of a migration may be cut over |
+| `costs` | what a migration is expected to cost by each protocol |
 | `steering` | what commands and migrations change at an epoch |
 | `loads` | what is known of how loaded bins and workers are, and where replicas lie |
 | `allocation` | on which workers the replicas of bins lie |
