@@ -24,6 +24,7 @@ from millstream.engine.bundles import Bundle
 from millstream.engine.by_value import by_value
 from millstream.engine.described import described_graph
 from millstream.engine.modifying import counted_forms
+from millstream.engine.replicating import ReplicaFacts
 from millstream.engine.spec import Spec
 from millstream.engine.state import chosen_state, read_state
 from millstream.errors import DamagedObject, StoreUnavailable, UserError
@@ -99,6 +100,11 @@ class Control(Verbs):
         numbers = [names.command_number(item.name) for item in self._reader.store.list(names.CONTROL)]
         unheard = sum(number is not None and number >= history.control for number in numbers)
         return overview_of(history, self._pulse, self._plans, unheard)
+
+    def replicas(self) -> ReplicaFacts:
+        """Who holds the state of which slots beside their own workers, as of the last commit; how far that is behind,
+        only the query's own process knows."""
+        return ReplicaFacts(groups=dict(self._look().replicas))
 
     @overload
     def state(self, step: str, spark: None = None, epoch: int | None = None, state: str | None = None) -> pa.Table: ...
