@@ -209,7 +209,7 @@ def test_a_target_that_dies_while_it_is_prepared_is_replaced(tmp_path: Path) -> 
     run.check()
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", range(8))
 def test_random_lives_with_replicas_are_exact(tmp_path: Path, seed: int) -> None:
     print("seed", seed)
     rng = random.Random(seed)
@@ -235,4 +235,19 @@ def test_random_lives_with_replicas_are_exact(tmp_path: Path, seed: int) -> None
             case 4:
                 run.sim.restart()
         run.feed(1, words=rng.choice([0, 20, 200]))
+    run.check()
+
+
+def test_who_held_what_is_known_after_a_restart_from_entries_and_from_a_snapshot(tmp_path: Path) -> None:
+    run = Run(tmp_path)
+    run.feed(3)
+    known = run.sim.driver.journal.history.replicas
+    assert known
+    run.sim.restart()
+    assert run.sim.driver.journal.history.replicas == known
+    for _ in range(80):  # more than there is between two snapshots
+        run.sim.feed()
+    run.sim.restart()
+    assert run.sim.driver.journal.history.replicas
+    assert run.sim.driver.journal.history.took_ms >= 0
     run.check()

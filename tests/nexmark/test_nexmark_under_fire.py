@@ -23,7 +23,7 @@ from millstream.protocol.planner import plan_rescale
 from millstream.store.objects import open_store
 from millstream.testing import CRASH, Crash, FaultyStore, Simulated
 
-SCHEDULES = int(os.environ.get("MILLSTREAM_SCHEDULES", "100"))
+SCHEDULES = int(os.environ.get("MILLSTREAM_SCHEDULES", "80"))
 SPANS = {"q5": 3 * 3600, "q8": 72 * 3600, "nbq5": 200, "nbq8": 72 * 3600, "nbqx": 72 * 3600}
 EVENTS = {query.name: 300 if "bids" in query.reads else 1000 for query in QUERIES.values()} | {"nbqx": 200}
 STATEFUL = [query for query in QUERIES.values() if query.is_stateful]
@@ -50,6 +50,7 @@ class Schedule:
         options = {"slots": self.rng.randint(1, 3), "bin_bits": self.rng.randint(3, 5), "compaction_budget": 1 << 20}
         if seed % 8 == 0:  # workers with caches of their own, so that what moves is fetched
             options["cache_dir"] = caches / str(seed)
+            options["replicas"] = 1
         self.sim = Simulated(query.build(), query.schemas, self.store, **options)
         self.commander = Commander(self.sim, self.rng)
         self.seen: Counter[str] = Counter()

@@ -108,7 +108,6 @@ def main(folder: Path, master: str) -> None:
     until(running, lambda: lost not in running.status().workers)
     after = {slot: worker for worker, slots in running.status().workers.items() for slot in slots}
     told["where replicas are"] = all(after[slot] in groups[slot] for slot in before[lost])
-    until(running, lambda: settled(running, 3))
     until(running, lambda: all_delivered(folder))
     told["given"] = running.replicas().given
     left = agents(executors(application))

@@ -360,7 +360,7 @@ def decode_entry(name: str, data: bytes) -> tuple[Envelope, str]:
         raise UserError(
             f"journal entry {name!r} is a {raw['kind']!r}, which this release does not know; use a newer one"
         )
-    body = msgspec.convert(raw["body"], _KINDS[raw["kind"]])
+    body = msgspec.convert(raw["body"], _KINDS[raw["kind"]], str_keys=True)
     return Envelope(**{**raw, "body": body}), digest
 
 
@@ -396,6 +396,8 @@ def _encode_history(history: History) -> bytes:
         "modified": history.modified,
         "samples": history.samples,
         "tried": history.tried,
+        "took_ms": history.took_ms,
+        "replicas": history.replicas,
     }
     return msgspec.json.encode(flat)
 
