@@ -251,3 +251,20 @@ def test_who_held_what_is_known_after_a_restart_from_entries_and_from_a_snapshot
     assert run.sim.driver.journal.history.replicas
     assert run.sim.driver.journal.history.took_ms >= 0
     run.check()
+
+
+@pytest.mark.parametrize("waits", [False, True])
+def test_a_migration_that_can_never_catch_up_with_what_is_written_is_cut_over(
+    tmp_path: Path, waits: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if waits:  # without the rule that is tested here, it would wait for ever
+        monkeypatch.setattr(replicating, "LAG", -100)
+    run = Run(tmp_path)
+    run.feed(5)
+    run.agents.late = True
+    number = run.sim.apply(plan_rescale(run.sim.layout, 9, strategy=ms.AllAtOnce(stall_s=0)))
+    run.feed(12)
+    outcome = run.sim.outcome(number)
+    assert outcome is not None
+    assert outcome.state == ("running" if waits else "done")
+    run.check()

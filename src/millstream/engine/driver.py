@@ -418,7 +418,7 @@ class Driver:
         )
         return steer(facts, heard)
 
-    def _lacking(self, asked: Mapping[int, object], history: History) -> dict[int, int]:
+    def _lacking(self, asked: Mapping[int, object], history: History) -> dict[int, tuple[int, int]]:
         """Has the next rounds of migrations prepared; how many bytes are lacking for the next one of each."""
         if self.replicator is None:
             return {}
@@ -436,7 +436,7 @@ class Driver:
         for number in plans:
             done = history.outcomes[number].done if number in history.outcomes else 0
             mine = [key for key in coming if of_round(key, number, done)]
-            found[number] = max((self.replicator.lacks_of_move(key, history) for key in mine), default=0)
+            found[number] = max((self.replicator.lacks_of_move(key, history) for key in mine), default=(0, 0))
         return found
 
     def _emptied(self, history: History) -> dict[str, str]:

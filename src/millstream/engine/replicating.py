@@ -30,6 +30,8 @@ EVERY_S = 0.1
 """How often workers are asked how far they are, while they lack something."""
 BEAT_S = 5.0
 """How often otherwise."""
+LAG = 1
+"""So many epochs before the last one have just been written."""
 FEW = 4 << 20
 """What a worker may lack of a slot without it making a difference to where the slot goes."""
 WARM_S = 600.0
@@ -179,10 +181,15 @@ class Replicator:
         now = self._clock()
         self._warming = {item: self._warming.get(item, now) for item in waiting.items()}
 
-    def lacks_of_move(self, key: str, history: History) -> int:
-        """How many bytes of what is about to move a worker lacks."""
+    def lacks_of_move(self, key: str, history: History) -> tuple[int, int]:
+        """How many bytes of what is about to move a worker lacks, and how many of these are not of the last epochs: of
+        what those have written, it lacks as much however long one waits."""
         coming = self._coming.get(key)
-        return 0 if coming is None else self._bytes(key, coming.worker, pieces_of(history.manifest, coming.parts))
+        if coming is None:
+            return 0, 0
+        pieces = pieces_of(history.manifest, coming.parts)
+        older = [piece for piece in pieces if piece.segment.order < history.epoch - LAG]
+        return self._bytes(key, coming.worker, pieces), self._bytes(key, coming.worker, older)
 
     def facts(self) -> ReplicaFacts:
         """What is known now."""
@@ -255,8 +262,15 @@ class Replicator:
                 continue
             if progress.trouble:
                 self._troubles[worker] = progress.trouble
-            names = {want.key: frozenset(p.segment.name for p in want.pieces) for want in order.wants}
-            if progress.number == order.number:
+            spoken_of = order
+            if progress.number != order.number and before is not None:  # it has not seen this one yet
+                spoken_of = before.order
+            if progress.number == spoken_of.number:
+                names = {
+                    want.key: frozenset(piece.segment.name for piece in want.pieces)
+                    for want in spoken_of.wants
+                    if want.key in progress.lacks  # else it speaks of another order
+                }
                 with self._lock:
                     self._told[worker] = _Told(order, names, progress)
             complete = complete and not any(progress.lacks.values())

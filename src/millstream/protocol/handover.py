@@ -6,7 +6,8 @@ Rules
   epochs write meanwhile; at an epoch the round is *cut over*. Until then the origin is in charge, and nothing but the
   routing table says who is: so there is no moment with two owners, or none (G4), whatever dies when.
 - A round is cut over when the worker that lacks most of it lacks no more than the plan's `budget`, in bytes: these are
-  fetched inside the epoch, and every key waits for the slowest slot. Otherwise the round is postponed.
+  fetched inside the epoch, and every key waits for the slowest slot. Otherwise the round is postponed; until there is
+  nothing lacking but what the last epochs have written, of which there would be as much after the next ones.
 - If that takes longer than the plan's `deadline_s`, the migration ends where it is: the rounds that are done stay, and
   of all others the origins stay in charge.
 - Several rounds are prepared ahead, as many as `AHEAD` bytes allow, so that the epochs need not wait for each other.

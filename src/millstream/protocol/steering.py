@@ -152,9 +152,9 @@ class Facts:
     """What is known of `conditions.METRICS`."""
     empty: Mapping[str, str] = field(default_factory=dict)
     """The workers that have been drained and on which nothing runs; or why that cannot be brought about."""
-    lacking: Mapping[int, int] = field(default_factory=dict)
-    """Of migrations, how many bytes the worker that lacks most of the next round would have to fetch. Of those that
-    are not here, nothing can be prepared."""
+    lacking: Mapping[int, tuple[int, int]] = field(default_factory=dict)
+    """Of migrations, how many bytes the worker that lacks most of the next round would have to fetch, and how many of
+    these are older than the last epochs. Of those that are not here, nothing can be prepared."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -391,8 +391,8 @@ class _Course:
 
     def _cut_over(self, outcome: Outcome, plan: MigrationPlan) -> None:
         """Carries the next round out, or has it wait for what it brings."""
-        lacking = self.facts.lacking.get(outcome.number, 0) if plan.prepared else 0
-        if lacking <= plan.budget:
+        lacking, older = self.facts.lacking.get(outcome.number, (0, 0)) if plan.prepared else (0, 0)
+        if lacking <= plan.budget or (outcome.since_ms and not older):
             self._round(replace(outcome, since_ms=0, lacking=lacking), plan)
             return
         since_ms = outcome.since_ms or self.facts.clock_ms

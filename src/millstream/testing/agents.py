@@ -24,6 +24,9 @@ class InProcessAgents:
     ) -> None:
         self._store, self._directory, self._workers, self.pieces = store, directory, workers, pieces
         self.keepers: dict[str, Keeper] = {}
+        self.late = False
+        """Whether orders arrive only when the next one is sent."""
+        self._waiting: dict[str, Order] = {}
 
     def cache(self, worker: str) -> WorkerCache:
         """The cache of a worker."""
@@ -44,7 +47,9 @@ class InProcessAgents:
         return InProcessPeer(self, address)
 
     def tell(self, worker: str, order: Order) -> Progress:
-        self._of(worker).tell(order)
+        before = self._waiting.get(worker, Order(-1))
+        self._waiting[worker] = order
+        self._of(worker).tell(before if self.late else order)
         return self.progress(worker)
 
     def progress(self, worker: str) -> Progress:
