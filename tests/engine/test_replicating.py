@@ -77,6 +77,16 @@ def test_the_slots_of_a_lost_worker_go_to_their_replicas_and_fetch_nothing(tmp_p
     assert all(members for members in run.replicas.groups.values()), "the groups are mended"
 
 
+def test_a_worker_lost_between_two_epochs_is_followed_by_its_replicas_too(tmp_path: Path) -> None:
+    run = Run(tmp_path)
+    run.feed(5)
+    run.sim.workers = ("0", "2")
+    run.replicas.turn()  # as the thread does, before anything has been placed anew
+    run.feed(1)
+    assert run.fetched == 0
+    run.check()
+
+
 def test_without_replicas_a_lost_worker_costs_its_state(tmp_path: Path) -> None:
     run = Run(tmp_path, replicas=0)
     run.feed(5)

@@ -85,3 +85,11 @@ def test_a_worker_takes_from_the_member_before_it_and_around_one_that_is_gone() 
     assert upstream(7, "b", placed, groups) == ("a", "c")
     assert upstream(7, "c", placed, groups) == ("b", "a")
     assert upstream(7, "c", {}, groups) == ("b",), "the slot's own worker is gone"
+
+
+def test_a_slot_whose_worker_is_gone_keeps_its_replicas_until_it_has_another() -> None:
+    hosts = {f"w{i}": f"h{i}" for i in range(3)}
+    placed, sizes = {0: "w0", 1: "w1", 2: "w2"}, {0: 9, 1: 9, 2: 9}
+    before = replica_groups(sizes, placed, hosts, 1, {})
+    left = {worker: host for worker, host in hosts.items() if worker != "w1"}
+    assert replica_groups(sizes, placed, left, 1, before)[1] == before[1]

@@ -7,6 +7,8 @@ Rules
 - Workers are filled as bins are packed: the largest slots first, each to the workers with the fewest bytes of replicas.
 - As little as possible moves: a member stays while its worker is there and may be a member, unless that worker has more
   than `SLACK` times its share, and another has room.
+- A slot whose worker is gone keeps the members that it has, and gets no others, until it has a worker again: they are
+  what it goes on from.
 - A group is a chain: each member takes what it lacks from the one before it, the first from the slot's own worker. If
   that cannot give it, from the one before that, and so on around; in the end, from the store.
 """
@@ -32,7 +34,7 @@ def replica_groups(
     count: int,
     before: Mapping[int, Sequence[str]],
 ) -> Groups:
-    """The group of every slot that has a worker: `count` members, or as many as there can be.
+    """The group of every slot: `count` members, or as many as there can be.
 
     `sizes` are the bytes of each slot, `placed` where each runs, `hosts` where each worker is.
 
@@ -64,6 +66,9 @@ def replica_groups(
             )
             groups[slot].append(chosen)
             load[chosen] += size
+    for slot in placed:
+        if placed[slot] not in hosts:
+            groups[slot] = [worker for worker in before.get(slot, ()) if worker in hosts]
     return {slot: tuple(groups[slot]) for slot in sorted(groups)}
 
 
