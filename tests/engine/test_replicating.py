@@ -10,11 +10,13 @@ from typing import Any
 import pytest
 
 import millstream as ms
+from millstream.engine import driver as driver_module
 from millstream.engine import replicating
 from millstream.engine.replicating import Replicator
 from millstream.protocol.planner import plan_drain, plan_move, plan_rescale
 from millstream.testing import Simulated
 from millstream.testing.agents import InProcessAgents
+from millstream.testing.simulated import InProcess
 from words import simulated
 
 WORDS = [f"word {i}" for i in range(2000)]
@@ -154,7 +156,7 @@ def test_a_new_worker_is_given_slots_once_it_holds_them(tmp_path: Path) -> None:
 def test_a_prepared_rescale_waits_for_its_bytes_and_fetches_none_inside_an_epoch(tmp_path: Path) -> None:
     run = Run(tmp_path)
     run.feed(5)
-    run.agents.pieces = 2
+    run.agents.pieces = 0
     plan = plan_rescale(run.sim.layout, 9, strategy=ms.Batched(8, stall_s=0))
     assert plan.prepared
     number = run.sim.apply(plan)
@@ -164,6 +166,7 @@ def test_a_prepared_rescale_waits_for_its_bytes_and_fetches_none_inside_an_epoch
         outcome = run.sim.outcome(number)
         assert outcome is not None
         states.append((outcome.state, outcome.done, outcome.lacking))
+        run.agents.pieces = 2 if len(states) > 2 else 0
         if outcome.over:
             break
         run.sim.feed()  # nothing is written, so targets can catch up
@@ -277,4 +280,52 @@ def test_a_migration_that_can_never_catch_up_with_what_is_written_is_cut_over(
     outcome = run.sim.outcome(number)
     assert outcome is not None
     assert outcome.state == ("running" if waits else "done")
+    run.check()
+
+
+def test_a_task_that_runs_elsewhere_gives_up_once_and_then_fetches_and_is_counted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(driver_module, "FEW", 0)
+    run = Run(tmp_path)
+    run.feed(5)
+    executor = run.sim.driver.executor
+    assert isinstance(executor, InProcess)
+    placed, groups = executor.placer.placed, run.replicas.groups
+    [other] = {"0", "1", "2"} - {placed[0], *groups[0]}
+    executor.elsewhere[0] = other
+    run.feed(1)
+    assert run.sim.driver.last is not None
+    assert (run.sim.driver.last.attempts, run.sim.driver.last.elsewhere) == (2, 1)
+    assert run.fetched > 0
+    run.feed(1)
+    assert (run.sim.driver.last.attempts, run.sim.driver.last.elsewhere) == (1, 1), "it is not tried again"
+    run.check()
+
+
+def test_a_task_that_runs_where_a_replica_is_does_not_give_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(driver_module, "FEW", 0)
+    run = Run(tmp_path)
+    run.feed(5)
+    executor = run.sim.driver.executor
+    assert isinstance(executor, InProcess)
+    executor.elsewhere[0] = run.replicas.groups[0][0]
+    run.feed(1)
+    assert run.sim.driver.last is not None
+    assert (run.sim.driver.last.attempts, run.sim.driver.last.elsewhere, run.fetched) == (1, 1, 0)
+    run.check()
+
+
+def test_what_cannot_be_prepared_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = Run(tmp_path)
+    run.feed(5)
+    monkeypatch.setattr(InProcessAgents, "start", lambda self, workers: {})
+    monkeypatch.setattr(replicating, "START_S", 0.0)
+    for worker in ("0", "1", "2"):
+        run.replicas._lost(worker, "its port is blocked")
+    number = run.sim.apply(plan_rescale(run.sim.layout, 9, strategy=ms.AllAtOnce(stall_s=0)))
+    run.feed(2)
+    outcome = run.sim.outcome(number)
+    assert outcome is not None
+    assert outcome.state == "done"
     run.check()

@@ -187,11 +187,15 @@ def test_a_replica_whose_bit_flips_on_its_disk_is_mended_by_whoever_reads_it(sit
 
 
 class Liar(flight.FlightServerBase):  # type: ignore[misc]
-    """A server that is no agent of ours."""
+    """A server that is no agent of ours: it gives other bytes, none at all, or what are no bytes, in turn."""
+
+    turn = 0
 
     def do_get(self, context: Any, ticket: Any) -> Any:
-        schema = pa.schema([pa.field("data", pa.large_binary())])
-        return flight.GeneratorStream(schema, iter([pa.record_batch([pa.array([b"x" * 99])], names=["data"])][:0]))
+        self.turn += 1
+        answers = [[b"x" * 99], [], [None], [1.5]]
+        column = pa.array(answers[self.turn % 4], pa.float64() if self.turn % 4 == 3 else pa.large_binary())
+        return flight.RecordBatchStream(pa.table({"data": column}))
 
     def do_action(self, context: Any, action: Any) -> Iterator[bytes]:
         yield b"\xc1 garbage"
@@ -241,6 +245,10 @@ def test_a_compaction_is_done_again_at_the_replica_instead_of_being_sent(site: S
     edit = FlightPeer(origin.address, TOKEN, QUERY).compact(job, Maker(1, 3, "c", 0), 0, 60.0)
     merged = tuple(Piece(ref, ref.covers) for ref in edit.outputs)
     recipes = (Recipe(job, edit.outputs),)
+    for path in (site.folder / "b").iterdir():
+        os.utime(path, (1, 1))  # they are old, and nothing but the recipe needs them
+    worker = target.keeper._worker
+    worker._noted, worker._swept = {}, -1e9
     assert held(target.keeper, Order(1, (Want("slot 0", merged, (origin.address,)),), recipes))
     assert target.keeper.traffic.given == before
     assert target.keeper.made >= sum(ref.bytes for ref in edit.outputs)

@@ -129,12 +129,12 @@ def query_of(module: ModuleType, name: str, spark: Any) -> Query:
 
 def _show(running: RunningQuery, ended: threading.Event) -> None:
     """A line now and then, and each decision."""
-    told = 0
+    told = -1
     while not ended.wait(SHOW_S):
         status = running.status()
         rate = f"{status.records_per_second:,.0f} records/s, " if status.records else ""
         click.echo(f"epoch {status.epoch}: {rate}{status.slots} slots, {status.state_bytes / 1e6:,.1f} MB of state")
-        decisions = running.decisions()
-        for decided in decisions[told:]:
-            click.echo(str(decided))
-        told = len(decisions)
+        for decided in running.decisions():
+            if decided.epoch > told:
+                click.echo(str(decided))
+                told = decided.epoch

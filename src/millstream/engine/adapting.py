@@ -25,6 +25,8 @@ from millstream.protocol.statistics import Load, Loads
 from millstream.protocol.survey import Facts, Worker
 
 KEPT = 256
+WAITS = 64
+"""For how many epochs workers that were asked for are waited for."""
 
 _LOG = logging.getLogger("millstream")
 
@@ -61,7 +63,7 @@ class Adapter:
         self._policy, self._send, self._request, self._dry_run = policy, send, request, dry_run
         self._memory = Memory()
         self._loads: dict[str, Loads] = {}
-        self._wanted = 0  # workers, in all
+        self._wanted, self._since = 0, 0  # workers in all, and since which epoch
         self.decided: deque[Decided] = deque(maxlen=KEPT)
 
     def after_commit(
@@ -83,24 +85,26 @@ class Adapter:
             {step: each for step, each in self._loads.items() if step in layout.tables},
             {worker: Worker(many, busy.get(worker, 0.0)) for worker, many in cores.items()},
             moving=sum(not outcome.over for outcome in moves),
-            asked=max(0, self._wanted - len(cores)),
+            asked=max(0, self._wanted - len(cores)) if history.epoch - self._since < WAITS else 0,
             held=held,
             moved=[(outcome.last, outcome.bytes) for outcome in moves if outcome.over and outcome.last >= 0],
         )
         try:
             decision, self._memory = self._policy.decide(facts, self._memory)
-            command = self._carried_out(decision, len(cores))
+            command = self._carried_out(decision, history.epoch, len(cores))
         except Exception as error:
             _LOG.exception("adapting failed and will be tried again")
             decision, command = Decision(f"the policy failed: {type(error).__name__}: {error}"), -1
         if not self.decided or decision != self.decided[-1].decision or command >= 0:
             self.decided.append(Decided(history.epoch, decision, command))
 
-    def _carried_out(self, decision: Decision, workers: int) -> int:
+    def _carried_out(self, decision: Decision, epoch: int, workers: int) -> int:
         if not decision.acts or self._dry_run:
             return -1
         if decision.more:
-            self._wanted = workers + self._request(decision.more)
+            self._wanted, self._since = workers + self._request(decision.more), epoch
+        if decision.gives:
+            self._wanted = 0
         if decision.plan is None or not decision.plan.rounds:
             return -1
         try:

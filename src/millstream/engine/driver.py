@@ -15,6 +15,7 @@ Rules
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -66,19 +67,27 @@ from millstream.store.journal import Journal
 from millstream.store.names import Maker
 
 MAX_ATTEMPTS = 4
-PATIENT_AFTER = 2
-"""How many attempts may be given up because a task would have to fetch its state on another worker than it should run
-on. After that it does."""
+MAX_LOST = 16
+"""How many attempts of an epoch may end because workers were lost; these do not count as attempts."""
+PATIENT_FOR = 256
+"""For how many epochs tasks fetch their state wherever Spark runs them, after one has run elsewhere and no worker was
+lost: it will do so again."""
 MOMENTS = ("planned", "executed", "committed", "delivering", "delivered")
 Observer = Callable[[str, int], None]
 Offered = Callable[[Sequence[str]], Any]
 """The records of an epoch: those of the sources that are named."""
+
+_LOG = logging.getLogger("millstream")
 
 NOTHING_OPENED: tuple[int, dict[str, str]] = (-1, {})
 
 
 class ExecutionFailed(MillstreamError):
     """The executor could not finish an attempt, for reasons that are not user code: it is worth another try."""
+
+
+class WorkerLost(ExecutionFailed):
+    """An attempt was ended because a worker is gone whose slots have replicas elsewhere."""
 
 
 class TookTooLong(ExecutionFailed):
@@ -177,7 +186,10 @@ class Driver:
         self.upkeep = Upkeep(self.store, lambda: self.modifier.version, executor, options.compaction_budget, background)
         self.replicator: Replicator | None = None
         if executor.agents is not None:
-            self.replicator = Replicator(executor.agents, options.replicas, background, self.upkeep.recipes)
+            self.replicator = Replicator(
+                executor.agents, options.replicas, background, self.upkeep.recipes, self.upkeep.ahead
+            )
+            self.upkeep.replicated = self.replicator.has_made
             executor.placer.replicas = self.replicator
         self.adapter: Adapter | None = None
         if options.adapt is not None:
@@ -189,6 +201,8 @@ class Driver:
         self._committed_at = time.perf_counter()
         self._stood_ms = 0.0
         self._wanted = -1
+        self._lost = 0
+        self._patient_until = -1
         self._opened = NOTHING_OPENED
         self.listener = Listener(ControlLog(self.store, options.token))
         self._observe = observe or (lambda moment, epoch: None)
@@ -233,7 +247,8 @@ class Driver:
             return
         started = time.perf_counter()
         troubles: list[str] = []
-        while len(troubles) < MAX_ATTEMPTS:
+        self._lost = 0
+        while len(troubles) - self._lost < MAX_ATTEMPTS:
             trouble = self._attempt(epoch, spark_query, offsets, records, started, len(troubles))
             if trouble is None:
                 self._deliver(epoch)
@@ -293,15 +308,25 @@ class Driver:
             outcomes = remembered(history.outcomes, plan.outcomes).values()
             placed = self.executor.placer.place(live_slots(tables), *draining(outcomes, history.generation))
             share = _share(tables, placed)
-            kept = self.replicator is not None and self.replicator.kept
-            patience = FEW if kept and tries < PATIENT_AFTER else -1
+            kept = self.replicator is not None and self.replicator.kept and self._lost < MAX_LOST
+            patience = FEW if kept and epoch > self._patient_until else -1
             reports, producers = self._execute(version, plan, share, before, records, patience)
+        except WorkerLost as error:
+            self._lost += 1
+            self.journal.append(Abort(plan.epoch, plan.attempt, str(error)[:2000]))
+            return str(error)
         except ExecutionFailed as error:
             self._abort(plan, str(error), by_user=isinstance(error, TookTooLong))
             return str(error)
         self._observe("executed", epoch)
         executed = time.perf_counter()
         verdict = judge(len(share.slots), producers, reports, version.graph.depth)
+        if isinstance(verdict, Reject) and any(report.gave_up for report in reports):
+            self._lost += 1
+            if set(share.workers) <= set(self.executor.cores()):  # Spark does as it likes, and will do so again
+                self._patient_until = epoch + PATIENT_FOR
+            self.journal.append(Abort(plan.epoch, plan.attempt, verdict.reason[:2000]))
+            return verdict.reason
         if isinstance(verdict, Reject):
             told = verdict.reason if verdict.failure is None else _told(_step_error(verdict.failure, epoch))
             self._abort(plan, told if changed is not None else verdict.reason, by_user=verdict.failure is not None)
@@ -340,7 +365,10 @@ class Driver:
         self.upkeep.applied(edits)
         now = time.perf_counter()
         if self.adapter is not None:
-            self._adapt(self.adapter, commit, reports, share, now - self._committed_at)
+            try:
+                self._adapt(self.adapter, commit, reports, share, now - self._committed_at)
+            except Exception:  # the epoch is committed, whatever is not known of its load
+                _LOG.exception("adapting failed and will be tried again")
         self._stood_ms = (now - self._committed_at) * 1000 if changed is not None and changed.sources else 0.0
         self._committed_at = now
         self.modifier.seen(samples, () if changed is None else changed.sources)

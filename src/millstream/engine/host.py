@@ -102,7 +102,7 @@ def host(
         report = replace(report, elsewhere=here)
         if 0 <= mine.patience < _lacking(spec, level, mine, store):
             trouble = f"it ran on worker {here} instead of {mine.worker}, which has not its state"
-            hosted.reports.append(replace(report, trouble=trouble))
+            hosted.reports.append(replace(report, trouble=trouble, gave_up=True))
             return hosted
     try:
         for part in received:

@@ -8,7 +8,7 @@ Rules
   that it is a member of the group for. The agents take what they lack from each other.
 - What a worker lacks is known from its last answer. Whatever was not in the order that it answered for, it lacks.
 - A worker whose agent does not answer holds nothing, as far as is known here; another agent is started there, now and
-  then. One that never answers costs time when something moves there, and nothing else.
+  then. What moves to a worker that cannot be told anything, or has no room, is not waited for.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ WARM_S = 600.0
 """How long a slot waits at most for a new worker to hold its state."""
 START_S = 30.0
 """How long it waits for an agent there."""
-AGAIN_S = 10.0
-"""How long after it could not be started an agent is tried again."""
+AGAIN_S = 60.0
+"""How long after an agent was started another one is, at most; at first it is a second."""
 
 _LOG = logging.getLogger("millstream")
 
@@ -61,6 +61,10 @@ class Agents(Protocol):
 
     def progress(self, worker: str) -> Progress:
         """How far an agent is with its order."""
+        ...
+
+    def forget(self, worker: str) -> None:
+        """An agent does not answer any more, or its worker is gone."""
         ...
 
     def end(self) -> None:
@@ -106,10 +110,11 @@ class Replicator:
         count: int,
         background: bool = True,
         recipes: Callable[[], Sequence[Recipe]] = tuple,
+        ahead: Callable[[], Mapping[int, Sequence[Piece]]] = dict,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._agents, self._count, self._background, self._clock = agents, count, background, clock
-        self._recipes = recipes
+        self._recipes, self._ahead = recipes, ahead
         self._lock = threading.Lock()
         self._woken = threading.Event()
         self._ended = threading.Event()
@@ -119,7 +124,9 @@ class Replicator:
         self._coming: dict[str, Coming] = {}
         self._addresses: dict[str, str] = {}
         self._told: dict[str, _Told] = {}
-        self._tried: dict[str, float] = {}
+        self._again: dict[str, tuple[float, int]] = {}  # when to start an agent again, and how often that was tried
+        self._expected: dict[str, float] = {}
+        self._shares: tuple[History | None, dict[int, list[Piece]]] = (None, {})
         self._troubles: dict[str, str] = {}
         self._warming: dict[tuple[int, str], float] = {}
         self.groups: Groups = {}
@@ -141,6 +148,8 @@ class Replicator:
         if dict(coming) != self._coming:
             with self._lock:
                 self._coming = dict(coming)
+            now = self._clock()
+            self._expected = {key: self._expected.get(key, now) for key in coming}
             if self._history is not None:
                 self._go_on()
 
@@ -167,7 +176,7 @@ class Replicator:
     def lacks(self, slot: int, worker: str) -> int:
         """How many bytes of a slot's state, as of the last commit, a worker lacks; a few count as none."""
         history = self._history
-        lacking = 0 if history is None else self._bytes(f"slot {slot}", worker, slot_pieces(history).get(slot, []))
+        lacking = 0 if history is None else self._bytes(f"slot {slot}", worker, self._pieces(history).get(slot, []))
         return lacking if lacking > FEW else 0
 
     def ready(self, slot: int, worker: str) -> bool:
@@ -185,11 +194,32 @@ class Replicator:
         """How many bytes of what is about to move a worker lacks, and how many of these are not of the last epochs: of
         what those have written, it lacks as much however long one waits."""
         coming = self._coming.get(key)
-        if coming is None:
+        if coming is None or not self._can_be_prepared(key, coming.worker):
             return 0, 0
         pieces = pieces_of(history.manifest, coming.parts)
         older = [piece for piece in pieces if piece.segment.order < history.epoch - LAG]
         return self._bytes(key, coming.worker, pieces), self._bytes(key, coming.worker, older)
+
+    def has_made(self, slot: int, recipe: Recipe) -> bool:
+        """Whether all replicas of a slot have what came out of a compaction, as far as that can be expected."""
+        pieces = [Piece(made, made.covers) for made in recipe.outputs]
+        members = [worker for worker in self.groups.get(slot, ()) if self.has_agent(worker)]
+        return not any(self._bytes(f"ahead {slot}", worker, pieces) for worker in members)
+
+    def _can_be_prepared(self, key: str, worker: str) -> bool:
+        """Whether it is of any use to wait: not where there is no agent, nor where there is no room."""
+        with self._lock:
+            told = self._told.get(worker)
+        if told is not None:
+            return not told.progress.full
+        return self._clock() - self._expected.get(key, 0.0) < START_S
+
+    def _pieces(self, history: History) -> dict[int, list[Piece]]:
+        known, shares = self._shares
+        if known is not history:
+            shares = slot_pieces(history)
+            self._shares = (history, shares)
+        return shares
 
     def facts(self) -> ReplicaFacts:
         """What is known now."""
@@ -198,7 +228,7 @@ class Replicator:
             progress = [told.progress for told in self._told.values()]
         lacking = {}
         if history is not None:
-            for slot, pieces in slot_pieces(history).items():
+            for slot, pieces in self._pieces(history).items():
                 members = groups.get(slot, ())
                 if members:
                     lacking[slot] = min(self._bytes(f"slot {slot}", worker, pieces) for worker in members)
@@ -216,20 +246,27 @@ class Replicator:
         """Ends the thread, and the agents."""
         self._ended.set()
         self._woken.set()
-        if self._thread is not None:
-            self._thread.join(timeout=30)
+        for thread in (self._thread, self._starting):
+            if thread is not None:
+                thread.join(timeout=30)
         self._agents.end()
 
     # -- in its own
 
     def _run(self) -> None:
+        wait_s = EVERY_S
+        seen: dict[str, Progress] = {}
         while not self._ended.is_set():
             try:
                 complete = self.turn()
             except Exception:
                 complete = True
                 _LOG.exception("replicating failed and will be tried again")
-            self._woken.wait(BEAT_S if complete else EVERY_S)
+            with self._lock:
+                now = {worker: told.progress for worker, told in self._told.items()}
+            wait_s = EVERY_S if now != seen and not complete else min(BEAT_S, 2 * wait_s)
+            seen = now
+            self._woken.wait(BEAT_S if complete else wait_s)
             self._woken.clear()
 
     def turn(self) -> bool:
@@ -238,9 +275,11 @@ class Replicator:
         if history is None or self._ended.is_set():
             return True
         hosts = self._agents.hosts()
+        if not hosts:  # nobody answers just now
+            return False
         self._start(hosts)
         placed = {slot: worker for worker, slots in history.workers.items() for slot in slots}
-        shares = slot_pieces(history)
+        shares = self._pieces(history)
         sizes = {slot: sum(piece.bytes for piece in pieces) for slot, pieces in shares.items()}
         usable = {worker: host for worker, host in hosts.items() if worker in self._addresses}
         for worker in set(placed.values()) & set(hosts):  # its slots have replicas, even if it has no agent
@@ -262,6 +301,8 @@ class Replicator:
                 continue
             if progress.trouble:
                 self._troubles[worker] = progress.trouble
+            else:
+                self._troubles.pop(worker, None)
             spoken_of = order
             if progress.number != order.number and before is not None:  # it has not seen this one yet
                 spoken_of = before.order
@@ -284,7 +325,7 @@ class Replicator:
         wanted = [
             worker
             for worker in sorted(hosts)
-            if worker not in self._addresses and self._tried.get(worker, -AGAIN_S) + AGAIN_S <= now
+            if worker not in self._addresses and self._again.get(worker, (now, 0))[0] <= now
         ]
         busy = self._starting is not None and self._starting.is_alive()
         if not wanted or len(hosts) < 2 or busy:
@@ -298,18 +339,23 @@ class Replicator:
 
     def _start_now(self, wanted: Sequence[str]) -> None:
         found = self._agents.start(wanted)
-        self._tried.update({worker: self._clock() for worker in wanted if worker not in found})
-        for worker in found:
-            self._troubles.pop(worker, None)
-        self._addresses = {**self._addresses, **found}
+        for worker in wanted:
+            self._put_off(worker)
+        with self._lock:
+            self._addresses = {**self._addresses, **found}
         self._woken.set()
 
+    def _put_off(self, worker: str) -> None:
+        """If the worker's agent has to be started again, that is not at once, and later each time."""
+        _, often = self._again.get(worker, (0.0, 0))
+        self._again[worker] = (self._clock() + min(AGAIN_S, 2.0**often), often + 1)
+
     def _lost(self, worker: str, why: str) -> None:
-        self._addresses = {known: address for known, address in self._addresses.items() if known != worker}
         with self._lock:
+            self._addresses = {known: address for known, address in self._addresses.items() if known != worker}
             self._told.pop(worker, None)
+        self._agents.forget(worker)
         if why:
-            self._tried[worker] = self._clock() - AGAIN_S + 1.0
             self._troubles[worker] = why
             _LOG.warning("worker %s: %s", worker, why)
 
@@ -321,20 +367,36 @@ class Replicator:
         placed: Mapping[int, str],
         coming: Mapping[str, Coming],
     ) -> Order:
-        wants = []
+        wants, ahead = [], self._ahead()
         for key, move in coming.items():
             if move.worker == worker:
                 pieces = pieces_of(history.manifest, move.parts)
-                others = [other for other in self._addresses if other != worker]
-                wants.append(Want(key, tuple(pieces), tuple(self._addresses[other] for other in others)))
+                holders = self._holders(history, move, placed)
+                asked = tuple(self._addresses[other] for other in holders if other != worker)
+                wants.append(Want(key, tuple(pieces), asked))
         for slot, members in self.groups.items():
             if worker in members or (slot, worker) in self._warming:
                 chain = upstream(slot, worker, placed, self.groups)
                 origins = tuple(self._addresses[other] for other in chain if other in self._addresses)
                 wants.append(Want(f"slot {slot}", tuple(shares.get(slot, ())), origins))
+                if slot in ahead:
+                    wants.append(Want(f"ahead {slot}", tuple(ahead[slot]), origins))
         wanted = {piece.segment.name for want in wants for piece in want.pieces}
         recipes = tuple(each for each in self._recipes() if any(made.name in wanted for made in each.outputs))
         return Order(history.epoch, tuple(wants), recipes)
+
+    def _holders(self, history: History, move: Coming, placed: Mapping[int, str]) -> list[str]:
+        """The workers that have what is about to move: those of its slots first, then those of their replicas."""
+        slots = {
+            slot
+            for step, ranges in move.parts
+            if step in history.tables
+            for span in ranges
+            for _, slot in history.tables[step].cut(span)
+        }
+        chain = [placed[slot] for slot in sorted(slots) if slot in placed]
+        chain += [member for slot in sorted(slots) for member in self.groups.get(slot, ())]
+        return [worker for worker in dict.fromkeys(chain) if worker in self._addresses]
 
 
 def slot_pieces(history: History) -> dict[int, list[Piece]]:

@@ -8,7 +8,8 @@ Rules
 - Values of an older type are rewritten where nothing else calls for it, one merge in a round, and then upkeep rests for
   `REST` times as long: so that is never more than a part of what one core does, however much there is to rewrite.
 - A finished compaction is an edit. The next plan applies it if its inputs are unchanged (`Manifest.admits`);
-  otherwise it is dropped, and its output is garbage.
+  otherwise it is dropped, and its output is garbage. Where replicas are kept, it waits a little for them to have its
+  output as well: until then, they have what went in.
 - What a compaction of this driver has made, or may be making, is never garbage: which ones are live is read *before*
   the history that says what they have become (G3).
 - A failure of upkeep is remembered and shown, and never fails the query: the next round tries again. Garbage is
@@ -29,7 +30,7 @@ from millstream.engine.state import now_of
 from millstream.engine.version import Version
 from millstream.protocol.compaction import Job, choose
 from millstream.protocol.epochs import History
-from millstream.protocol.manifest import Edit, Family, Manifest
+from millstream.protocol.manifest import Edit, Family, Manifest, Piece
 from millstream.protocol.replication import Recipe
 from millstream.store.forms import unpacked
 from millstream.store.garbage import clear_staging, old_commands, unneeded
@@ -42,6 +43,8 @@ if TYPE_CHECKING:
 
 REST = 3.0
 RECIPES = 32
+AHEAD_S = 10.0
+"""How long an edit waits for replicas to have its output."""
 GARBAGE_EVERY = 16
 """Epochs between two garbage collections: each lists the store."""
 
@@ -65,7 +68,9 @@ class Upkeep:
         self._thread: threading.Thread | None = None
         self._finished: dict[int, Edit] = {}  # by number of the compaction
         self._running: dict[int, Job] = {}
-        self._made: dict[tuple[str, ...], Recipe] = {}  # by what came out
+        self._made: dict[tuple[str, ...], tuple[Recipe, int, float]] = {}  # by what came out: slot, and when it did
+        self.replicated: Callable[[int, Recipe], bool] = lambda slot, recipe: True
+        """Whether the replicas of a slot have what came out of a compaction."""
         self._applied: deque[Recipe] = deque(maxlen=RECIPES)
         self._next_number = 0
         self._collected_at = 0
@@ -82,11 +87,13 @@ class Upkeep:
             fitting: list[Edit] = []
             for number, edit in list(self._finished.items()):
                 if manifest.admits(edit):
+                    if self._waits(edit):
+                        continue
                     manifest, _ = manifest.edited([edit])
                     fitting.append(edit)
                 else:
                     del self._finished[number]
-                    self._made.pop(tuple(made.name for made in edit.outputs), None)
+                    self._made.pop(_outputs(edit), None)
             return tuple(fitting)
 
     def busy(self) -> frozenset[str]:
@@ -94,18 +101,30 @@ class Upkeep:
         with self._lock:
             return frozenset(piece.segment.name for job in self._running.values() for piece in job.pieces)
 
+    def _waits(self, edit: Edit) -> bool:
+        recipe, slot, since = self._made.get(_outputs(edit), (None, 0, 0.0))
+        return recipe is not None and time.monotonic() - since < AHEAD_S and not self.replicated(slot, recipe)
+
     def recipes(self) -> tuple[Recipe, ...]:
-        """How the last compactions that have been committed can be done again."""
+        """How the last compactions can be done again, those that are not committed yet, too."""
         with self._lock:
-            return tuple(self._applied)
+            return (*self._applied, *(recipe for recipe, _, _ in self._made.values()))
+
+    def ahead(self) -> dict[int, list[Piece]]:
+        """What compactions have made for each slot that no epoch has taken up yet."""
+        found: dict[int, list[Piece]] = {}
+        with self._lock:
+            for recipe, slot, _ in self._made.values():
+                found.setdefault(slot, []).extend(Piece(made, made.covers) for made in recipe.outputs)
+        return found
 
     def applied(self, edits: Sequence[Edit]) -> None:
         """These edits have been committed."""
         with self._lock:
             for edit in edits:
-                recipe = self._made.pop(tuple(made.name for made in edit.outputs), None)
-                if recipe is not None:
-                    self._applied.append(recipe)
+                made = self._made.pop(_outputs(edit), None)
+                if made is not None:
+                    self._applied.append(made[0])
             self._finished = {number: edit for number, edit in self._finished.items() if edit not in edits}
 
     def after_commit(self, journal: Journal) -> None:
@@ -179,7 +198,8 @@ class Upkeep:
                     with self._lock:
                         self._finished[number] = edit
                         if not item[0].forms:  # what converts values may need code that agents have not
-                            self._made[tuple(made.name for made in edit.outputs)] = Recipe(item[0], edit.outputs)
+                            made = (Recipe(item[0], edit.outputs), item[2], time.monotonic())
+                            self._made[_outputs(edit)] = made
                         self.compactions += 1
                 except Exception as error:
                     troubles.append(f"{type(error).__name__}: {error}")
@@ -209,3 +229,8 @@ class Upkeep:
         self._ended.set()
         if self._thread is not None:
             self._thread.join(timeout=30)
+
+
+def _outputs(edit: Edit) -> tuple[str, ...]:
+    """What an edit is known by: the names of what came out."""
+    return tuple(made.name for made in edit.outputs)

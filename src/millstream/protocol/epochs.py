@@ -444,6 +444,8 @@ class Report:
     samples: dict[str, tuple[bytes, ...]] = field(default_factory=dict)
     elsewhere: str = ""
     """The worker that it ran on, if that is another than it was placed on."""
+    gave_up: bool = False
+    """Whether it did nothing for that reason."""
     loads: dict[str, bytes] = field(default_factory=dict)
     """What the level's steps had to do here, packed (see `protocol.statistics`)."""
 

@@ -135,7 +135,7 @@ class Progress:
     """How far a worker has come with the last order that it was given.
 
     `lacks` are the segments that are not there yet, by want. The rest are sums since its agent began: bytes that peers
-    gave, that came from the store, that were made from recipes, that were sent to others; and what was given up.
+    gave, that came from the store, that were made from recipes, that were sent to others; and what last went wrong.
     """
 
     number: int
@@ -144,5 +144,6 @@ class Progress:
     fetched: int = 0
     made: int = 0
     sent: int = 0
-    refused: int = 0
+    full: bool = False
+    """Whether it waits because there is no room."""
     trouble: str = ""

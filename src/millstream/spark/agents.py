@@ -29,7 +29,8 @@ from millstream.store.agent import FlightPeer, Settings, launch
 from millstream.store.cache import executor, executor_id
 from millstream.store.names import Maker
 
-COMPACT_S = 600.0
+COMPACT_S = 120.0
+"""How long an agent may take for a compaction, which has a budget; then Spark does it."""
 
 _LOG = logging.getLogger("millstream")
 
@@ -98,10 +99,10 @@ class SparkAgents:
 
     def compact(self, worker: str, job: Job, maker: Maker, slot: int) -> Edit | None:
         """Has a worker's agent merge segments; None if it cannot be had."""
-        if worker not in self._peers or job.forms:  # values that are lifted may need code that only Spark's tasks have
+        known = self._peers.get(worker)
+        if known is None or job.forms:  # values that are lifted may need code that only Spark's tasks have
             return None
-        address = self._peers[worker].address
-        peer = self._peer(address)  # of its own: it takes long, and others must not wait
+        peer = self._peer(known.address)  # of its own: it takes long, and others must not wait
         try:
             return peer.compact(job, maker, slot, COMPACT_S)
         except OSError as error:
@@ -110,14 +111,19 @@ class SparkAgents:
         finally:
             peer.close()
 
+    def forget(self, worker: str) -> None:
+        peer = self._peers.pop(worker, None)
+        if peer is not None:
+            peer.close()
+
     def end(self) -> None:
-        for peer in self._peers.values():
+        peers, self._peers = self._peers, {}
+        for peer in peers.values():
             try:
                 peer.call("end", timeout=2.0)
             except OSError as error:
                 _LOG.debug("%s", error)
             peer.close()
-        self._peers.clear()
 
 
 def _start_here(tasks: Iterable[bytes]) -> Iterator[bytes]:

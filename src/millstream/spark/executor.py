@@ -27,7 +27,7 @@ from pyspark.errors import PySparkException
 from pyspark.serializers import NoOpSerializer
 from pyspark.sql import DataFrame, SparkSession
 
-from millstream.engine.driver import ExecutionFailed, TookTooLong
+from millstream.engine.driver import ExecutionFailed, TookTooLong, WorkerLost
 from millstream.engine.placing import Placer
 from millstream.engine.spec import EpochTask, SlotTask
 from millstream.protocol.compaction import Job
@@ -68,7 +68,8 @@ class SparkExecutor:
     ) -> tuple[list[Report], int]:
         used = {self.placer.placed[slot.home] for slot in slots if slot.home in self.placer.placed}
         replicas = self.placer.replicas
-        watch = (lambda: self._lost(used)) if replicas is not None and replicas.kept else None
+        patient = any(slot.patience < 0 for slot in slots)
+        watch = (lambda: self._lost(used)) if replicas is not None and replicas.kept and not patient else None
         with time_limit(self._spark.sparkContext, limit_s, watch) as ended:
             try:
                 return self._run(spec, task, slots, records)
@@ -78,7 +79,7 @@ class SparkExecutor:
                         f"the first epoch of the modification was not over within {limit_s:g} s (modify_timeout)"
                     ) from error
                 if ended.why:
-                    raise ExecutionFailed(ended.why) from error
+                    raise WorkerLost(ended.why) from error
                 raise
 
     def _lost(self, used: Collection[str]) -> str:

@@ -20,6 +20,7 @@ import contextlib
 import hmac
 import os
 import select
+import signal
 import subprocess
 import sys
 import threading
@@ -169,7 +170,11 @@ class AgentServer(flight.FlightServerBase):  # type: ignore[misc]
     def work(self) -> None:
         """Keeps replicas until the end."""
         while not self._ending.is_set():
-            if not self.keeper.work():
+            try:
+                busy = self.keeper.work()
+            except Exception as error:  # a bug, which must not end what gives others their state
+                self.keeper.trouble, busy = f"{type(error).__name__}: {error}"[:500], False
+            if not busy:
                 self._told.wait(0.5)
                 self._told.clear()
             if time.monotonic() - self.heard > LEASE_S:
@@ -196,7 +201,9 @@ class FlightPeer:
 
     def _connected(self) -> flight.FlightClient:
         if self._client is None:
-            self._client = flight.connect(f"grpc://{self.address}")
+            # A channel of its own: gRPC would remember that nobody answered at an address, for whoever is there now.
+            alone = [("grpc.use_local_subchannel_pool", 1)]
+            self._client = flight.connect(f"grpc://{self.address}", generic_options=alone)
         return self._client
 
     def give(self, name: str, spans: Sequence[Span]) -> Sequence[memoryview] | None:
@@ -212,7 +219,7 @@ class FlightPeer:
                 found += [memoryview(column[i].as_buffer()) for i in range(len(column))]
         except flight.FlightServerError:
             return None
-        except (pa.ArrowException, OSError) as error:
+        except Exception as error:  # of the way there, or an answer that is none
             self.close()
             raise OSError(f"the agent at {self.address} does not answer: {_line(error)}") from error
         if self._pace is not None:
@@ -226,7 +233,7 @@ class FlightPeer:
             [result] = self._connected().do_action(flight.Action(action, body), options)
             answer: bytes = result.body.to_pybytes()
             return answer
-        except (pa.ArrowException, OSError, ValueError) as error:
+        except Exception as error:
             self.close()
             raise OSError(f"the agent at {self.address} does not answer: {_line(error)}") from error
 
@@ -264,9 +271,12 @@ def _line(error: BaseException) -> str:
 
 
 def launch(settings: Settings) -> str:
-    """Starts an agent beside this process; its address."""
+    """Starts an agent beside this process; its address. One that the worker has of this query already is ended."""
+    for other in agents_of(settings.owner, settings.query):
+        with contextlib.suppress(OSError):
+            os.kill(other, signal.SIGKILL)
     process = subprocess.Popen(
-        [sys.executable, "-c", _MAIN, NAME, str(settings.owner)],  # the last two words are for people
+        [sys.executable, "-c", _MAIN, NAME, str(settings.owner), settings.query],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         start_new_session=True,
@@ -292,6 +302,16 @@ def launch(settings: Settings) -> str:
     return address
 
 
+def agents_of(owner: int, query: str) -> list[int]:
+    """The processes that are agents of a worker and a query."""
+    found, wanted = [], [word.encode() for word in (NAME, str(owner), query)]
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        with contextlib.suppress(OSError):
+            if path.read_bytes().rstrip(b"\0").split(b"\0")[-3:] == wanted:
+                found.append(int(path.parent.name))
+    return found
+
+
 NAME = "millstream-agent"
 _MAIN = "from millstream.store.agent import main; main()"
 
@@ -312,12 +332,13 @@ def main() -> NoReturn:
     threading.Thread(target=_end_with, args=(settings.owner,), daemon=True).start()
     threading.Thread(target=server.serve, daemon=True).start()
     print(server.address, flush=True)
-    with contextlib.suppress(OSError):
-        os.close(1)
-    server.work()
-    threading.Timer(2.0, os._exit, (0,)).start()
-    server.shutdown()  # after the last answer
-    os._exit(0)
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+    try:
+        server.work()
+        threading.Timer(2.0, os._exit, (0,)).start()
+        server.shutdown()  # after the last answer
+    finally:
+        os._exit(0)
 
 
 def _end_with(process: int) -> NoReturn:

@@ -9,7 +9,8 @@ Rules
 - Every slot that runs here leaves a note of the segments it needs. Files that nobody needs are removed, so that what
   was deleted in the store gives its space back; the notes of slots that have not been seen for a while count no more.
 - It takes up to `limit` bytes, and a sixteenth more for each process; links to what the store has do not count. What
-  nobody needs goes first, then what nobody here reads, then what was opened and filled the longest time ago.
+  nobody needs goes first, then what is held for others only, then what nobody here reads, then what was opened and
+  filled the longest time ago.
 - A directory that cannot be written to costs memory, and never a result.
 - A directory belongs to a process, the worker's. Those of processes that are gone are removed by the next one that
   opens a cache beside them.
@@ -205,15 +206,18 @@ class WorkerCache:
 
     def sweep(self) -> None:
         """Removes what no slot needs."""
-        needed, now = self._needed(), time.time()
+        needed, now = {*self._needed(own=True), *self._needed(own=False)}, time.time()
         for path, name, found in self._files():
             if name not in needed and now - found.st_mtime > _NEW_S:
                 path.unlink(missing_ok=True)
 
-    def _needed(self) -> set[str]:
+    def _needed(self, own: bool) -> set[str]:
+        """What this worker's slots need; or else, what is held for other reasons."""
         needed: set[str] = set()
         now = time.time()
         for path in (self.directory / "slots").iterdir():
+            if path.name.isdigit() is not own:
+                continue
             with contextlib.suppress(FileNotFoundError, msgspec.DecodeError):
                 if now - path.stat().st_mtime > _NOTE_S:
                     path.unlink(missing_ok=True)
@@ -272,9 +276,9 @@ class WorkerCache:
             size = sum(stat.st_blocks * 512 for _, _, stat in files)
             if size <= self._limit:
                 return []
-            needed, reading = self._needed(), {names.base(other) for other in mapped}
-            current = names.base(name)
-            files.sort(key=lambda item: (item[1] in needed, item[1] in reading, item[2].st_mtime))
+            own, others = self._needed(own=True), self._needed(own=False)
+            reading, current = {names.base(other) for other in mapped}, names.base(name)
+            files.sort(key=lambda f: ((f[1] in own) * 2 or f[1] in others, f[1] in reading, f[2].st_mtime))
             for path, known, stat in files:
                 if size <= self._limit:
                     break

@@ -22,12 +22,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from millstream.errors import DamagedObject, MillstreamError, StoreUnavailable
-from millstream.protocol.keyspace import Range, clip
+from millstream.protocol.keyspace import Range, clip, coalesce
 from millstream.protocol.manifest import Piece, SegmentRef
 from millstream.protocol.replication import Order, Progress, Recipe, Want
 from millstream.store import names
 from millstream.store.cache import WorkerCache
-from millstream.store.held import Fetcher, Gone, Peer, Traffic
+from millstream.store.held import Fetcher, Gone, NoRoom, Peer, Traffic
 from millstream.store.merge import remade
 from millstream.store.objects import Data, Listed, ObjectStore
 from millstream.store.segments import SegmentCache, bring
@@ -36,9 +36,8 @@ SHUN_S = 5.0
 """How long a peer that did not answer is left out."""
 RETRY_S = 1.0
 """How long a piece that could not be brought waits."""
-
-_Known = tuple[str, tuple[Range, ...]]
-"""A segment, and the ranges of it that are there."""
+PAUSE_S = 30.0
+"""How long everything waits where there is no room."""
 
 
 @dataclass(slots=True)
@@ -54,7 +53,7 @@ class Shunned:
             return None
         try:
             return self.peer.give(name, spans)
-        except OSError:
+        except Exception:  # whatever answers there is not what was meant
             self.until = self.clock() + SHUN_S
             return None
 
@@ -72,28 +71,25 @@ class Keeper:
         self._store, self._worker, self._reach, self._clock = store, worker, reach, clock
         self._lock = threading.Lock()
         self._order = Order(-1)
-        self._held: dict[_Known, SegmentRef] = {}
-        self._later: dict[_Known, float] = {}
+        self._held: dict[str, tuple[Range, ...]] = {}  # by segment, the ranges that are there
+        self._later: dict[str, float] = {}
+        self._paused = 0.0
         self._peers: dict[str, Shunned] = {}
         self.traffic = Traffic()
         self.made = 0
-        self.refused = 0
         self.trouble = ""
 
     def tell(self, order: Order) -> Progress:
         """From now on, this is to be held. An order that is older than the last one changes nothing."""
+        there = self._worker.objects()
         with self._lock:
             if order.number >= self._order.number:
                 self._order = order
-                wanted = {(piece.segment.name, piece.ranges) for want in order.wants for piece in want.pieces}
-                inputs = {piece.segment.name for recipe in order.recipes for piece in recipe.job.pieces}
-                there = self._worker.objects()
+                wanted = set(_named(order))
                 self._held = {
-                    held: ref
-                    for held, ref in self._held.items()
-                    if (held in wanted or held[0] in inputs) and names.base(held[0]) in there
+                    name: ranges for name, ranges in self._held.items() if name in wanted and names.base(name) in there
                 }
-                self._later = {held: until for held, until in self._later.items() if held in wanted}
+                self._later = {name: until for name, until in self._later.items() if name in wanted}
         return self.progress()
 
     def progress(self) -> Progress:
@@ -101,23 +97,17 @@ class Keeper:
         with self._lock:
             order = self._order
             lacks = {want.key: self._lacks(want) for want in order.wants}
-        self._worker.note("replicas", [piece.segment.name for want in order.wants for piece in want.pieces])
+            full = self._clock() < self._paused
+        self._worker.note("replicas", _named(order))
         return Progress(
-            order.number,
-            lacks,
-            self.traffic.given,
-            self.traffic.fetched,
-            self.made,
-            0,
-            self.refused,
-            self.trouble,
+            order.number, lacks, self.traffic.given, self.traffic.fetched, self.made, full=full, trouble=self.trouble
         )
 
     def _lacks(self, want: Want) -> tuple[str, ...]:
-        return tuple(piece.segment.name for piece in want.pieces if not self._has(piece))
+        return tuple(piece.segment.name for piece in want.pieces if not self._has(piece.segment.name, piece.ranges))
 
-    def _has(self, piece: Piece) -> bool:
-        return (piece.segment.name, piece.ranges) in self._held
+    def _has(self, name: str, ranges: tuple[Range, ...]) -> bool:
+        return name in self._held and clip(ranges, self._held[name]) == ranges
 
     def work(self) -> bool:
         """Brings one piece that is not there. Whether there was one to be brought."""
@@ -125,40 +115,58 @@ class Keeper:
         if chosen is None:
             return False
         want, piece, recipe = chosen
-        held = (piece.segment.name, piece.ranges)
+        name = piece.segment.name
         try:
             if recipe is None or not self._make(recipe, piece):
-                if not self._room(piece):
-                    self.refused += 1
-                    self._later[held] = self._clock() + 30 * RETRY_S
-                    self.trouble = f"the cache is full: {piece.segment.name} has no room"
-                    return True
                 self._bring(want, piece)
+        except NoRoom as error:  # of the disk, or of what the cache may have: others would find none either
+            self._put_off(name, error, pause=True)
         except (StoreUnavailable, DamagedObject, Gone, OSError) as error:
-            self.trouble = f"{type(error).__name__}: {error}"[:500]
-            self._later[held] = self._clock() + RETRY_S
-            return True
-        with self._lock:
-            self._held[held] = piece.segment
+            self._put_off(name, error)
+        else:
+            self.trouble = ""
+            with self._lock:
+                self._held[name] = coalesce([*self._held.get(name, ()), *piece.ranges])
         return True
+
+    def _put_off(self, name: str, error: Exception, pause: bool = False) -> None:
+        self.trouble = f"{type(error).__name__}: {error}"[:500]
+        with self._lock:
+            self._later[name] = self._clock() + RETRY_S
+            if pause:
+                self._paused = self._clock() + PAUSE_S
 
     def _next(self) -> tuple[Want, Piece, Recipe | None] | None:
         now = self._clock()
         with self._lock:
             order = self._order
+            if now < self._paused:
+                return None
             for want in order.wants:
                 for piece in want.pieces:
-                    held = (piece.segment.name, piece.ranges)
-                    if held not in self._held and self._later.get(held, now) <= now:
+                    name = piece.segment.name
+                    if not self._has(name, piece.ranges) and self._later.get(name, now) <= now:
                         return want, piece, _recipe_of(order.recipes, piece.segment)
         return None
 
     def _bring(self, want: Want, piece: Piece) -> None:
+        self._check_room(piece.segment, piece.bytes)
         peers = [self._peer(address) for address in want.origins]
         fetcher = Fetcher(self._store, self._worker.pace, self.traffic, peers)
         before = self.traffic.given + self.traffic.fetched
         bring(self._worker, piece, fetcher, self.traffic)
-        self._worker.fetched(self.traffic.given + self.traffic.fetched - before, piece.segment.name, [])
+        self._took(piece.segment.name, self.traffic.given + self.traffic.fetched - before)
+
+    def _check_room(self, ref: SegmentRef, size: int) -> None:
+        if names.base(ref.name) not in self._worker.objects() and self._worker.room() < size:
+            raise NoRoom(f"the cache is full: there is no room for {ref.name}")
+
+    def _took(self, name: str, count: int) -> None:
+        """Has the cache make room if it has too much by now, and forgets what went for it."""
+        gone = set(self._worker.fetched(count, name, []))
+        if gone:
+            with self._lock:
+                self._held = {held: ranges for held, ranges in self._held.items() if names.base(held) not in gone}
 
     def _peer(self, address: str) -> Shunned:
         found = self._peers.get(address)
@@ -166,28 +174,30 @@ class Keeper:
             found = self._peers[address] = Shunned(self._reach(address), self._clock)
         return found
 
-    def _room(self, piece: Piece) -> bool:
-        return self._worker.room() >= piece.bytes
-
     def _make(self, recipe: Recipe, piece: Piece) -> bool:
         """Makes a segment anew, if all that it is made from is here; whether it is the one that was asked for."""
         with self._lock:
             inputs = [(part.segment.name, clip(part.ranges, recipe.job.ranges)) for part in recipe.job.pieces]
-            if not all(self._covers(name, ranges) for name, ranges in inputs):
+            if not all(self._has(name, ranges) for name, ranges in inputs):
                 return False
+        for ref in recipe.outputs:
+            self._check_room(ref, ref.bytes)
         nothing = _Nothing(f"recipe:{self._store.uri}")
         cache = SegmentCache(len(inputs))
         cache.attach(nothing.uri, self._worker)
         found = False
         with contextlib.suppress(MillstreamError, Gone):
             for ref, data in remade(nothing, cache, recipe.job, recipe.outputs):
-                self._worker.keep(nothing, ref.name, data)
+                self._took(ref.name, self._worker.keep(nothing, ref.name, data))
                 self.made += len(data)
                 found = found or ref.name == piece.segment.name
         return found
 
-    def _covers(self, name: str, ranges: tuple[Range, ...]) -> bool:
-        return any(held == name and clip(ranges, spans) == ranges for held, spans in self._held)
+
+def _named(order: Order) -> list[str]:
+    """The segments that an order needs, those that others are made from, too."""
+    found = [piece.segment.name for want in order.wants for piece in want.pieces]
+    return found + [piece.segment.name for recipe in order.recipes for piece in recipe.job.pieces]
 
 
 def _recipe_of(recipes: Sequence[Recipe], ref: SegmentRef) -> Recipe | None:

@@ -64,6 +64,9 @@ class InProcessAgents:
             raise OSError(f"worker {worker} does not answer")
         return self.keepers[worker]
 
+    def forget(self, worker: str) -> None:
+        self.keepers.pop(worker, None)
+
     def end(self) -> None:
         self.keepers.clear()
 

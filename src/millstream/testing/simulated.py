@@ -163,6 +163,8 @@ class InProcess:
         self._workers, self._cache_dir = workers, cache_dir
         self._seen: dict[str, ObjectStore] = {}
         self.placer = Placer(workers)
+        self.elsewhere: dict[int, str] = {}
+        """The workers that slots run on instead of those that they are placed on."""
         self.agents: InProcessAgents | None = None
         if cache_dir is not None and agents:
             self.agents = InProcessAgents(FaultyStore(store), cache_dir, workers)
@@ -190,8 +192,9 @@ class InProcess:
             hosted = []
             for mine in slots:
                 payloads = [payloads[mine.slot] for payloads in reversed(sent)]  # any order must do
-                store = self._store_at(mine.home)
-                hosted.append(host_once(spec, task, level, SlotTask.unpack(mine.pack()), payloads, store))
+                here = self.elsewhere.get(mine.home, self.placer.placed.get(mine.home, ""))
+                store = self._store_at(here)
+                hosted.append(host_once(spec, task, level, SlotTask.unpack(mine.pack()), payloads, store, here))
             sent = [list[Any](one.payloads(task, self.store)) for one in hosted]
         return [report for one in hosted for report in one.reports], len(producers)
 
@@ -206,11 +209,13 @@ class InProcess:
 
     def compact(self, spec: Spec, jobs: Sequence[tuple[Job, Maker, int]]) -> list[Edit]:
         sent = [msgspec.msgpack.decode(msgspec.msgpack.encode(job), type=tuple[Job, Maker, int]) for job in jobs]
-        return [merge(self._store_at(slot), CACHE.apart(), job, maker, slot) for job, maker, slot in sent]
+        placed = self.placer.placed
+        return [
+            merge(self._store_at(placed.get(slot, "")), CACHE.apart(), job, maker, slot) for job, maker, slot in sent
+        ]
 
-    def _store_at(self, slot: int) -> ObjectStore:
-        """The store as the worker of a slot sees it: under another name, so that it keeps what it reads to itself."""
-        worker = self.placer.placed.get(slot, "")
+    def _store_at(self, worker: str) -> ObjectStore:
+        """The store as a worker sees it: under another name, so that it keeps what it reads to itself."""
         if self._cache_dir is None:
             return self.store
         if worker not in self._seen:
