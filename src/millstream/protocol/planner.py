@@ -45,6 +45,7 @@ def plan_rescale(
 ) -> MigrationPlan:
     """To the slots 0 to `slots - 1`, each with the same number of bins, or one more; as few bins move as possible.
 
+    >>> from millstream.protocol.routing import RoutingTable
     >>> layout = Layout("s", {"count": RoutingTable.even(2, 12)})
     >>> print(plan_rescale(layout, 4, strategy=Batched(512)))
     rescale by Batched(512), from routing version 0 of 'count'
@@ -82,6 +83,7 @@ def plan_move(
 
     Name bins by their numbers, or ranges of the key space, or slots and the `share` of the bins of each.
 
+    >>> from millstream.protocol.routing import RoutingTable
     >>> layout = Layout("s", {"count": RoutingTable.even(4, 12)})
     >>> moves = plan_move(layout, slots=[0, 1], share=0.5, to=[2, 3]).rounds[0]
     >>> [(move.origin, move.target) for move in moves]
@@ -212,6 +214,7 @@ def plan_bins(layout: Layout, bins: int, *, steps: Steps = None, at: Start = AT_
     """Changes the number of bins. Nothing moves: where a table is cut inside one of the new bins, it stays so, until a
     rescale makes the bin whole.
 
+    >>> from millstream.protocol.routing import RoutingTable
     >>> plan_bins(Layout("s", {"count": RoutingTable.even(4, 12)}), 256).bin_bits
     {'count': 8}
     """
@@ -237,6 +240,7 @@ def plan_bins(layout: Layout, bins: int, *, steps: Steps = None, at: Start = AT_
 def bins_of(layout: Layout, finest: int = FINEST_BITS) -> list[Cells]:
     """The bins of all steps, one group for each table; of a step with more than 2^finest bins, so many ranges.
 
+    >>> from millstream.protocol.routing import RoutingTable
     >>> [found.owners.tolist() for found in bins_of(Layout("s", {"count": RoutingTable.even(2, 12)}), 2)]
     [[0, 0, 1, 1]]
     """
@@ -251,6 +255,7 @@ def plan_owners(
     A round has as many of them as `pace` bytes allow, spread over slots; a bin that is larger goes alone. 0 is no
     limit. `drains` names the worker that leaves.
 
+    >>> from millstream.protocol.routing import RoutingTable
     >>> layout = Layout("s", {"count": RoutingTable.even(2, 12)})
     >>> [found] = bins_of(layout, 2)
     >>> [[move]] = plan_owners(layout, "balance", [(found, np.array([0, 1, 1, 1]))]).rounds
