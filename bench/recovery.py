@@ -175,6 +175,13 @@ def show(console: Console, runs: Sequence[Run], quick: bool = False) -> None:
     callback=lambda c, o, v: names_of(c, o, v, PARTS),
     help="The parts to run, with commas.",
 )
+@click.option(
+    "--variants",
+    default="replica,store",
+    show_default=True,
+    callback=lambda c, o, v: names_of(c, o, v, ("replica", "store")),
+    help="Replicas, the store alone, or both.",
+)
 @click.option("--small-mb", type=click.IntRange(1), default=64, show_default=True, help="The smaller state.")
 @click.option("--large-mb", type=click.IntRange(1), default=4000, show_default=True, help="The larger state.")
 @click.option(
@@ -212,6 +219,7 @@ def show(console: Console, runs: Sequence[Run], quick: bool = False) -> None:
 )
 def main(
     only: tuple[str, ...],
+    variants: tuple[str, ...],
     small_mb: int,
     large_mb: int,
     spark_mb: int,
@@ -253,6 +261,7 @@ def main(
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.default_int_handler)
     chosen = trials(given, only, small_mb * 1_000_000, large_mb * 1_000_000, spark_mb * 1_000_000)
+    chosen = [trial for trial in chosen if trial.variant in (*variants, "spark")]
     sequence = [(round_, trial) for round_ in range(rounds) for trial in chosen]
     try:
         for round_, trial in sequence:
