@@ -11,7 +11,7 @@ import pytest
 
 import millstream as ms
 from millstream.engine import driver as driver_module
-from millstream.engine import replicating
+from millstream.engine import replicating, upkeep
 from millstream.engine.replicating import Replicator
 from millstream.protocol.planner import plan_drain, plan_move, plan_rescale
 from millstream.testing import Simulated
@@ -328,4 +328,22 @@ def test_what_cannot_be_prepared_is_not_waited_for(tmp_path: Path, monkeypatch: 
     outcome = run.sim.outcome(number)
     assert outcome is not None
     assert outcome.state == "done"
+    run.check()
+
+
+def test_what_a_compaction_made_waits_for_replicas_and_is_not_made_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(upkeep, "AHEAD_S", 1e9)
+    run = Run(tmp_path, compaction_budget=1 << 20)
+    run.agents.pieces = 0
+    run.feed(30, words=60)
+    made = run.sim.driver.upkeep.compactions
+    assert made > 0
+    history = run.sim.driver.journal.history
+    assert not any(segment.name.split("/")[-1].split("-")[2].startswith("c") for segment in history.manifest.segments())
+    run.agents.pieces = 1000
+    run.feed(3, words=60)
+    after = run.sim.driver.journal.history
+    assert any(segment.name.split("/")[-1].split("-")[2].startswith("c") for segment in after.manifest.segments())
     run.check()

@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
 REST = 3.0
 RECIPES = 32
-AHEAD_S = 10.0
+AHEAD_S = 30.0
 """How long an edit waits for replicas to have its output."""
 GARBAGE_EVERY = 16
 """Epochs between two garbage collections: each lists the store."""
@@ -81,25 +81,28 @@ class Upkeep:
         self.compactions = 0
         """How many compactions have finished."""
 
-    def edits_for(self, manifest: Manifest) -> tuple[Edit, ...]:
-        """The finished edits that fit the manifest, for a plan to apply. Those that no longer fit are dropped."""
+    def edits_for(self, manifest: Manifest, waiting: bool = False) -> tuple[Edit, ...]:
+        """The finished edits that fit the manifest, for a plan to apply; those that wait for replicas only if they are
+        asked for. Those that no longer fit are dropped."""
         with self._lock:
             fitting: list[Edit] = []
+            whole = manifest  # with those that wait, too: others may be made from what they made
             for number, edit in list(self._finished.items()):
-                if manifest.admits(edit):
-                    if self._waits(edit):
-                        continue
-                    manifest, _ = manifest.edited([edit])
-                    fitting.append(edit)
-                else:
+                if not whole.admits(edit):
                     del self._finished[number]
                     self._made.pop(_outputs(edit), None)
+                    continue
+                whole, _ = whole.edited([edit])
+                if manifest.admits(edit) and (waiting or not self._waits(edit)):
+                    manifest, _ = manifest.edited([edit])
+                    fitting.append(edit)
             return tuple(fitting)
 
     def busy(self) -> frozenset[str]:
-        """The segments that compactions are reading now: taking them up would make that work useless."""
+        """The segments that compactions are reading now, or have read: taking them up would make that work useless."""
         with self._lock:
-            return frozenset(piece.segment.name for job in self._running.values() for piece in job.pieces)
+            jobs = [*self._running.values(), *(recipe.job for recipe, _, _ in self._made.values())]
+            return frozenset(piece.segment.name for job in jobs for piece in job.pieces)
 
     def _waits(self, edit: Edit) -> bool:
         recipe, slot, since = self._made.get(_outputs(edit), (None, 0, 0.0))
@@ -140,7 +143,7 @@ class Upkeep:
             self._round(journal)
 
     def _choose(self, version: Version, history: History) -> list[tuple[Job, Maker, int]]:
-        manifest, _ = history.manifest.edited(self.edits_for(history.manifest))
+        manifest, _ = history.manifest.edited(self.edits_for(history.manifest, waiting=True))
         jobs: list[tuple[Job, Maker, int]] = []
         for step in version.graph.steps:
             for state in step.families:
