@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,6 +17,10 @@ from halves import pytest_addoption, pytest_configure  # noqa: F401  hooks: how 
 
 # A JVM of a test lives for seconds: its second compiler takes a third of its processor time and pays off later.
 os.environ.setdefault("SPARK_SUBMIT_OPTS", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
+
+# Whoever starts tests in the background may have Ctrl-C ignored, and children would be deaf to it, too.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 settings.register_profile(
     "house",
