@@ -140,11 +140,13 @@ class Interrupted(InProcess):
     ) -> tuple[list[Report], int]:
         original = strong.host
 
-        def host(spec: Any, task: EpochTask, level: int, mine: SlotTask, payloads: Any, store: ObjectStore) -> Any:
+        def host(
+            spec: Any, task: EpochTask, level: int, mine: SlotTask, payloads: Any, store: ObjectStore, here: str = ""
+        ) -> Any:
             if (level, mine.slot) == self.at and self.act is not None:
                 act, self.act = self.act, None
                 act(spec, task, level, mine, payloads, store)
-            return original(spec, task, level, mine, payloads, store)
+            return original(spec, task, level, mine, payloads, store, here)
 
         strong.host = host
         try:

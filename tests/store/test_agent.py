@@ -61,15 +61,22 @@ class Site:
         self.plain = open_store(str(folder / "store"))
         self.store = FaultyStore(self.plain)
         self.servers: dict[str, AgentServer] = {}
+        self.all: list[AgentServer] = []
+        self.threads: list[threading.Thread] = []
 
     def cache(self, worker: str, limit: int = 1 << 30) -> WorkerCache:
         return WorkerCache(self.folder / worker, limit)
 
     def agent(self, worker: str, token: str = TOKEN, query: str = QUERY, limit: int = 1 << 30) -> AgentServer:
         server = AgentServer(Settings("127.0.0.1", token, query, ""), self.store, self.cache(worker, limit))
-        threading.Thread(target=server.serve, daemon=True).start()
+        self.serve(server)
         self.servers[worker] = server
+        self.all.append(server)
         return server
+
+    def serve(self, server: flight.FlightServerBase) -> None:
+        self.threads.append(threading.Thread(target=server.serve, daemon=True))
+        self.threads[-1].start()
 
     def written(self, worker: str, seed: int, order: int, count: int = 3000) -> Piece:
         """A segment that a worker has just written."""
@@ -91,9 +98,15 @@ class Site:
 @pytest.fixture
 def site(tmp_path: Path) -> Iterator[Site]:
     made = Site(tmp_path)
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     yield made
-    for server in made.servers.values():
+    for server in made.all:
         server.shutdown()
+    for thread in made.threads:
+        thread.join(20)
+        assert not thread.is_alive()
+    for number, handler in before.items():  # a server puts its own in their place, and of several the last one stays
+        signal.signal(number, handler)
 
 
 def held(keeper: Keeper, order: Order) -> bool:
@@ -205,7 +218,7 @@ class Liar(flight.FlightServerBase):  # type: ignore[misc]
 def test_a_peer_that_is_not_the_one_that_was_meant_gives_nothing_and_the_store_does(site: Site, who: str) -> None:
     piece = site.written("a", 1, 0)
     liar = Liar("grpc://127.0.0.1:0")
-    threading.Thread(target=liar.serve, daemon=True).start()
+    site.serve(liar)
     address = {
         "another token": lambda: site.agent("a", token="another").address,
         "another query": lambda: site.agent("a", query="another").address,
