@@ -259,7 +259,7 @@ class Replicator:
         while not self._ended.is_set():
             try:
                 complete = self.turn()
-            except Exception:
+            except Exception:  # replicas are behind then, and nothing else is
                 complete = True
                 _LOG.exception("replicating failed and will be tried again")
             with self._lock:
@@ -303,17 +303,12 @@ class Replicator:
                 self._troubles[worker] = progress.trouble
             else:
                 self._troubles.pop(worker, None)
-            spoken_of = order
-            if progress.number != order.number and before is not None:  # it has not seen this one yet
-                spoken_of = before.order
-            if progress.number == spoken_of.number:
-                names = {
-                    want.key: frozenset(piece.segment.name for piece in want.pieces)
-                    for want in spoken_of.wants
-                    if want.key in progress.lacks  # else it speaks of another order
-                }
-                with self._lock:
+            names = {want.key: frozenset(piece.segment.name for piece in want.pieces) for want in order.wants}
+            with self._lock:
+                if names.keys() == progress.lacks.keys():
                     self._told[worker] = _Told(order, names, progress)
+                else:  # it speaks of another order, so what it has of this one is not known
+                    self._told.pop(worker, None)
             complete = complete and not any(progress.lacks.values())
         return complete
 

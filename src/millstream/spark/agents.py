@@ -14,7 +14,6 @@ import logging
 import secrets
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any
 
 import msgspec
@@ -66,7 +65,7 @@ class SparkAgents:
         try:
             answers = self._exchange.run_located(
                 [msgspec.msgpack.encode(task) for task in tasks],
-                partial(_start_here),
+                _start_here,
                 tuple((f"executor_{hosts[worker]}_{worker}",) for worker in asked),
             )
         except (Py4JError, PySparkException, OSError) as error:

@@ -331,7 +331,7 @@ def main() -> NoReturn:
     server = AgentServer(settings, store, worker)
     threading.Thread(target=_end_with, args=(settings.owner,), daemon=True).start()
     threading.Thread(target=server.serve, daemon=True).start()
-    print(server.address, flush=True)
+    print(server.address, flush=True)  # `launch` reads it
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
     try:
         server.work()

@@ -25,8 +25,7 @@ class InProcessAgents:
         self._store, self._directory, self._workers, self.pieces = store, directory, workers, pieces
         self.keepers: dict[str, Keeper] = {}
         self.late = False
-        """Whether orders arrive only when the next one is sent."""
-        self._waiting: dict[str, Order] = {}
+        """Whether what an order asks for is brought only when the next one comes."""
 
     def cache(self, worker: str) -> WorkerCache:
         """The cache of a worker."""
@@ -47,17 +46,22 @@ class InProcessAgents:
         return InProcessPeer(self, address)
 
     def tell(self, worker: str, order: Order) -> Progress:
-        before = self._waiting.get(worker, Order(-1))
-        self._waiting[worker] = order
-        self._of(worker).tell(before if self.late else order)
+        keeper = self._of(worker)
+        if self.late:
+            self._bring(keeper)
+        keeper.tell(order)
         return self.progress(worker)
 
     def progress(self, worker: str) -> Progress:
         keeper = self._of(worker)
+        if not self.late:
+            self._bring(keeper)
+        return keeper.progress()
+
+    def _bring(self, keeper: Keeper) -> None:
         for _ in range(self.pieces):
             if not keeper.work():
                 break
-        return keeper.progress()
 
     def _of(self, worker: str) -> Keeper:
         if worker not in self.keepers or worker not in self._workers():
