@@ -364,6 +364,16 @@ def test_an_agent_ends_with_its_query(tmp_path: Path) -> None:
     assert gone(address, query)
 
 
+def test_an_agent_takes_the_place_of_the_one_before(tmp_path: Path) -> None:
+    first = started(tmp_path, os.getpid())
+    second = started(tmp_path, os.getpid())
+    query = Journal.open(open_store(str(tmp_path / "store"))).store_id
+    assert gone(first, query)
+    assert FlightPeer(second, TOKEN, query).progress().number == -1
+    FlightPeer(second, TOKEN, query).call("end")
+    assert gone(second, query)
+
+
 def test_an_agent_that_cannot_begin_is_an_error_with_a_reason(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -53,7 +53,7 @@ from millstream.protocol.epochs import (
     judge,
     planned_manifest,
 )
-from millstream.protocol.handover import Coming, of_round, upcoming
+from millstream.protocol.handover import MOST_ROUNDS, Coming, of_round, upcoming
 from millstream.protocol.keyspace import DEFAULT_BIN_BITS
 from millstream.protocol.layout import Layout
 from millstream.protocol.manifest import Edit
@@ -453,17 +453,17 @@ class Driver:
         plans = {number: ask for number, ask in asked.items() if isinstance(ask, MigrationPlan) and ask.prepared}
         closing, closed = draining(history.outcomes.values(), history.generation)
         closing |= {plan.drains for plan in plans.values() if plan.drains}
-        targets = sorted({move.target for plan in plans.values() for moves in plan.rounds for move in moves})
+        done = {number: history.outcomes[number].done if number in history.outcomes else 0 for number in plans}
+        ahead = [plan.rounds[done[number] : done[number] + MOST_ROUNDS] for number, plan in plans.items()]
+        targets = sorted({move.target for rounds in ahead for moves in rounds for move in moves})
         placed = self.executor.placer.promise(targets, closing, closed) if plans else {}
         coming: dict[str, Coming] = {}
         for number, plan in sorted(plans.items()):
-            known = history.outcomes.get(number)
-            coming.update(upcoming(number, plan, known.done if known else 0, placed))
+            coming.update(upcoming(number, plan, done[number], placed))
         self.replicator.expect(coming)
         found = {}
         for number in plans:
-            done = history.outcomes[number].done if number in history.outcomes else 0
-            mine = [key for key in coming if of_round(key, number, done)]
+            mine = [key for key in coming if of_round(key, number, done[number])]
             found[number] = max((self.replicator.lacks_of_move(key, history) for key in mine), default=(0, 0))
         return found
 
