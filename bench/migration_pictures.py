@@ -81,7 +81,7 @@ def _moments(leg: Leg) -> list[Moment]:
     return list(timeline(leg.epochs, leg.rate))
 
 
-def _logarithmic(*both: Any) -> None:
+def logarithmic(*both: Any) -> None:
     """Log scales, with enough numbers on them to read a value that is not a power of ten."""
     for axis in both:
         getattr(axis.axes, f"set_{axis.axis_name}scale")("log")
@@ -107,7 +107,7 @@ def _timelines(legs: Sequence[Leg]) -> Any:
         axes.plot(at, [moment.p99 * 1000 for moment in shown], color=colour, lw=1, ls="--", label="99 %")
         axes.plot(at, [moment.median * 1000 for moment in shown], color=_QUIET, lw=1, label="median")
         axes.axhline(leg.steady.most * 1000, color=_QUIET, lw=0.8, ls=":", label="steady max")
-        _logarithmic(axes.yaxis)
+        logarithmic(axes.yaxis)
         axes.set_xlim(-_BEFORE_S, (longest if longest < 4 * leg.duration_s else leg.duration_s) + _BEFORE_S)
         axes.set_title(
             f"{NAMES[leg.strategy]}: epochs {leg.facts['plan']['epochs']:,}, {leg.duration_s:.1f} s, "
@@ -143,7 +143,7 @@ def _ccdf(legs: Sequence[Leg]) -> Any:
             )
     axes.plot([], [], color=_QUIET, ls=":", lw=1, label="the same query, steady, as long")
     axes.set_yscale("log")
-    _logarithmic(axes.xaxis)
+    logarithmic(axes.xaxis)
     axes.set_xlabel("latency, ms (log scale)")
     axes.set_ylabel("share of records above (log scale)")
     axes.grid(color="#eeeeee", lw=0.6)
@@ -189,7 +189,7 @@ def _sweep(sweep: str, legs: Sequence[Leg]) -> Any:
         axes.plot([], [], color=_COLOURS[strategy], lw=1.6, label=NAMES[strategy])
     for marker, (size, bins) in zip(_MARKERS, points, strict=False):
         axes.plot([], [], marker, color=_QUIET, label=f"{size_text(size)}, {bins:,} bins")
-    _logarithmic(axes.xaxis, axes.yaxis)
+    logarithmic(axes.xaxis, axes.yaxis)
     most = [leg.migrating.most * 1000 for leg in legs]
     axes.set_ylim(min(most) / 2, max(most) * 2)
     axes.set_xlabel("duration of the migration, s (log scale)")
@@ -212,7 +212,7 @@ def _against_spark(live: Leg, restart: Leg) -> Any:
         at = [moment.at_s - leg.began_s for moment in shown]
         axes.plot(at, [moment.most * 1000 for moment in shown], color=_COLOURS[leg.strategy], lw=1.6, label=label)
         axes.plot([leg.duration_s], [leg.steady.most * 1000], "|", color=_COLOURS[leg.strategy], ms=14, mew=2)
-    _logarithmic(axes.yaxis)
+    logarithmic(axes.yaxis)
     axes.set_xlabel("seconds after the rescale began, by the creation of the record (| where it has ended)")
     axes.set_ylabel("max latency, ms (log scale)")
     axes.grid(axis="y", which="both", color="#eeeeee", lw=0.6)

@@ -144,14 +144,15 @@ WORKLOADS = {
 class Watched:
     """A running query and what its epochs were."""
 
-    def __init__(self, trial: Trial, workload: Workload, spark: SparkSession, feed: Feed, folder: Path) -> None:
+    def __init__(self, spark: SparkSession, feed: Feed, query: ms.Query, folder: Path, **settings: Any) -> None:
         self.spark, self.feed, self.out = spark, feed, str(folder / "out")
         self._offsets = folder / "store" / "spark-checkpoint" / "offsets"
         self.epochs: list[list[Any]] = []
         self._records = 0
         self._planned = 0.0
-        query = workload.build(feed, folder)
-        self.running = query.start(spark, str(folder / "store"), slots=trial.workers, observe=self._observe)
+        self.offset = -1
+        """How far the feed has been committed."""
+        self.running = query.start(spark, str(folder / "store"), observe=self._observe, **settings)
         self.state = self.running.state
 
     def _observe(self, moment: str, epoch: int) -> None:
@@ -160,7 +161,8 @@ class Watched:
         if moment == "committed":
             now = time.monotonic()
             lines = (self._offsets / str(epoch)).read_text().splitlines()
-            end = self.feed.reached.get(int(lines[2]), 0) * self.feed.per_tick if lines[2].isdigit() else 0
+            self.offset = int(lines[2]) if lines[2].isdigit() else -1
+            end = self.feed.reached.get(self.offset, 0) * self.feed.per_tick
             took = now - self._planned
             row = [epoch, self._records, end, self._planned - self.feed.start, now - self.feed.start, took * 1000, 0]
             self.epochs.append(row)
@@ -186,7 +188,7 @@ def run_live(trial: Trial, folder: Path) -> Found:
     workload = WORKLOADS[trial.kind]
     with cluster(trial.workers, folder) as spark:
         feed = Feed(spark, trial.rate)
-        watched = Watched(trial, workload, spark, feed, folder)
+        watched = Watched(spark, feed, workload.build(feed, folder), folder, slots=trial.workers)
         running = watched.running
         feed.begin()
         wall = time.time() - time.monotonic() + feed.start  # of the clock's start

@@ -11,26 +11,19 @@ the store alone. Raw numbers and the machine go to `bench/results/`, after every
 
 from __future__ import annotations
 
-import dataclasses
-import shutil
-import signal
 import statistics
-import tempfile
-import time
 from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
 import click
 from rich.console import Console
 from rich.table import Table
 
-from bench import migration
-from bench.command import RESULTS, machine, show_facts
-from bench.migration import load, names_of
-from bench.race import Part, Run, run_contender
+from bench.race import Part, Run
+from bench.recovery_pictures import draw
 from bench.recovery_trials import Recovery
 from bench.report import Judgement, NoRatio, Target, judge, targets_table
+from bench.trial_command import Benchmark, bins, command, named, number
 
 PARTS = ("kill", "handover", "throughput", "spark")
 _MAIN = "from bench.recovery_trials import main; main()"
@@ -146,6 +139,30 @@ def _rows(runs: Sequence[Run]) -> Iterator[tuple[str, ...]]:
             yield label, f"{statistics.median(epochs) / 1e6:.3f} M records/s (n={len(epochs)})", "", "", ""
 
 
+def _parts(runs: Sequence[Run]) -> Iterator[tuple[str, ...]]:
+    """Where the time of recoveries and handovers went, and their bytes, as in Rhino's table 1; medians."""
+    for label in dict.fromkeys(run["asked"]["label"] for run in runs):
+        found = [run["found"] for run in runs if run["asked"]["label"] == label and "found" in run]
+        parts = [
+            (0.0, kill["planned_s"], kill["parts_ms"]["fetch"] / 1000, kill["parts_ms"]["load"] / 1000, kill["sources"])
+            for one in found
+            for kill in one.get("kills", [])
+            if "planned_s" in kill
+        ]
+        for leg in (leg for one in found for leg in one.get("legs", []) if "breakdown" in leg):
+            told = leg["breakdown"]
+            parts.append(
+                (told["preparing_s"], told["scheduling_s"], told["fetching_s"], told["loading_s"], told["sources"])
+            )
+        if parts:
+            times = (f"{statistics.median(part[place] for part in parts):.2f} s" for place in (0, 1, 2, 3))
+            sizes = (
+                f"{statistics.median(part[4].get(name, 0) for part in parts) / 1e6:,.1f} MB"
+                for name in ("cache", "replica", "store")
+            )
+            yield (label, *times, *sizes)
+
+
 def show(console: Console, runs: Sequence[Run], quick: bool = False) -> None:
     """Prints every trial, and the targets."""
     table = Table(title="Recovery and handover", title_justify="left")
@@ -160,6 +177,13 @@ def show(console: Console, runs: Sequence[Run], quick: bool = False) -> None:
     for row in _rows(runs):
         table.add_row(*row)
     console.print(table)
+    table = Table(title="Where time and bytes went (medians)", title_justify="left")
+    for column in ("trial", "preparing", "scheduling", "fetching", "loading", "cache", "replica", "store"):
+        table.add_column(column, no_wrap=True)
+    for row in _parts(runs):
+        table.add_row(*row)
+    if table.row_count:
+        console.print(table)
     for run in runs:
         if "failed" in run:
             console.print(f"{run['asked']['label']} failed: {' '.join(str(run['failed']).split())[:600]}", style="red")
@@ -167,127 +191,51 @@ def show(console: Console, runs: Sequence[Run], quick: bool = False) -> None:
     console.print(targets_table(judged(runs), title))
 
 
-@click.command()
-@click.option(
-    "--only",
-    default=",".join(PARTS),
-    show_default=True,
-    callback=lambda c, o, v: names_of(c, o, v, PARTS),
-    help="The parts to run, with commas.",
+def chosen(asked: dict[str, Any]) -> list[Recovery]:
+    """The trials of a round, by the options."""
+    names = ("bins", "rate", "workers", "limit", "kills", "warm_s", "hold_s", "bases", "network")
+    small, large, spark = (asked[name] * 1_000_000 for name in ("small_mb", "large_mb", "spark_mb"))
+    found = trials({name: asked[name] for name in names}, asked["only"], small, large, spark)
+    return [trial for trial in found if trial.variant in (*asked["variants"], "spark")]
+
+
+main = command(
+    Benchmark(
+        "recovery",
+        "Measure recovery from a killed worker, handovers of state, and what replicas cost.",
+        _MAIN,
+        [
+            named("only", PARTS, "The parts to run, with commas."),
+            named("variants", ("replica", "store"), "Replicas, the store alone, or both."),
+            number("small-mb", click.IntRange(1), 64, "The smaller state."),
+            number("large-mb", click.IntRange(1), 4000, "The larger state."),
+            number("spark-mb", click.IntRange(1), 64, "The state of Spark's own query."),
+            bins(512),
+            number("rate", click.FloatRange(40), 5_000, "Records per second."),
+            number("workers", click.IntRange(2), 4, "Executors of one core."),
+            number(
+                "limit",
+                click.IntRange(0),
+                125_000_000,
+                "Bytes a second that all workers together may fetch, and may take from each other; 0 for no limit.",
+            ),
+            number("kills", click.IntRange(1), 3, "Kills, or handovers, of a trial."),
+            click.Option(
+                ["--network"],
+                is_flag=True,
+                help="Workers on hosts of their own, in network namespaces with wires of 1 Gbit/s. Needs root.",
+            ),
+            number("warm warm_s", float, 8.0, "Seconds before anything counts."),
+            number("hold hold_s", float, 8.0, "Seconds of steady records."),
+        ],
+        {"small_mb": 2, "large_mb": 8, "spark_mb": 2, "kills": 1, "warm_s": 3.0, "hold_s": 3.0},
+        chosen,
+        judged,
+        show,
+        draw,
+        fills=True,
+    )
 )
-@click.option(
-    "--variants",
-    default="replica,store",
-    show_default=True,
-    callback=lambda c, o, v: names_of(c, o, v, ("replica", "store")),
-    help="Replicas, the store alone, or both.",
-)
-@click.option("--small-mb", type=click.IntRange(1), default=64, show_default=True, help="The smaller state.")
-@click.option("--large-mb", type=click.IntRange(1), default=4000, show_default=True, help="The larger state.")
-@click.option(
-    "--spark-mb", type=click.IntRange(1), default=64, show_default=True, help="The state of Spark's own query."
-)
-@click.option("--bins", type=click.IntRange(8), default=512, show_default=True, help="Bins, a power of two.")
-@click.option("--rate", type=click.FloatRange(40), default=5_000, show_default=True, help="Records per second.")
-@click.option("--workers", type=click.IntRange(2), default=4, show_default=True, help="Executors of one core.")
-@click.option(
-    "--limit",
-    type=click.IntRange(0),
-    default=125_000_000,
-    show_default=True,
-    help="Bytes a second that all workers together may fetch, and may take from each other; 0 for no limit.",
-)
-@click.option("--kills", type=click.IntRange(1), default=3, show_default=True, help="Kills, or handovers, of a trial.")
-@click.option("--warm", "warm_s", type=float, default=8.0, show_default=True, help="Seconds before anything counts.")
-@click.option("--hold", "hold_s", type=float, default=8.0, show_default=True, help="Seconds of steady records.")
-@click.option("--rounds", type=click.IntRange(1), default=1, show_default=True, help="Repetitions of every trial.")
-@click.option(
-    "--keep",
-    type=click.Path(path_type=Path, file_okay=False),
-    default=None,
-    help="A folder for filled stores, which later runs go on with; by default they are removed at the end.",
-)
-@click.option("--timeout", type=float, default=3600.0, show_default=True, help="Seconds that a trial may take.")
-@click.option("--quick", is_flag=True, help="A smoke run: sizes too small to say anything.")
-@click.option("--name", default=None, help="Of the file in bench/results; the time by default.")
-@click.option(
-    "--from",
-    "earlier",
-    type=click.Path(path_type=Path, exists=True),
-    multiple=True,
-    help="Show the files of earlier runs, several together; nothing is measured.",
-)
-def main(
-    only: tuple[str, ...],
-    variants: tuple[str, ...],
-    small_mb: int,
-    large_mb: int,
-    spark_mb: int,
-    bins: int,
-    rate: float,
-    workers: int,
-    limit: int,
-    kills: int,
-    warm_s: float,
-    hold_s: float,
-    rounds: int,
-    keep: Path | None,
-    timeout: float,
-    quick: bool,
-    name: str | None,
-    earlier: tuple[Path, ...],
-) -> None:
-    """Measure recovery from a killed worker, handovers of state, and what replicas cost."""
-    console = Console(width=None if Console().is_terminal else 140)
-    if bins & (bins - 1):
-        raise click.BadParameter(f"{bins} is not a power of two", param_hint="--bins")
-    if earlier:
-        facts, runs = load(earlier)
-        show(console, runs, bool(facts.get("quick")))
-        return
-    if quick:
-        small_mb, large_mb, spark_mb, kills, warm_s, hold_s, rounds = 2, 8, 2, 1, 3.0, 3.0, 1
-    bases = keep.resolve() if keep is not None else Path(tempfile.mkdtemp(prefix="millstream-bench-filled-"))
-    bases.mkdir(parents=True, exist_ok=True)
-    given = {
-        "bins": bins, "rate": rate, "workers": workers, "limit": limit, "kills": kills, "warm_s": warm_s,
-        "hold_s": hold_s, "bases": str(bases),
-    }  # fmt: skip
-    facts = {"benchmark": "recovery", "quick": quick, "machine": machine(), "asked": given}
-    show_facts(console, facts)
-    RESULTS.mkdir(exist_ok=True)
-    path = RESULTS / f"{name or time.strftime('recovery-%Y%m%d-%H%M%S')}.json"
-    runs = []
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, signal.default_int_handler)
-    chosen = trials(given, only, small_mb * 1_000_000, large_mb * 1_000_000, spark_mb * 1_000_000)
-    chosen = [trial for trial in chosen if trial.variant in (*variants, "spark")]
-    sequence = [(round_, trial) for round_ in range(rounds) for trial in chosen]
-    try:
-        for round_, trial in sequence:
-            begun = time.monotonic()
-            found = run_contender(trial, timeout, lambda done, of: None, _MAIN)
-            run: Run = {
-                "asked": dataclasses.asdict(trial),
-                "round": round_,
-                "seconds": time.monotonic() - begun,
-                **found,
-            }
-            runs.append(run)
-            migration.save(path, facts, runs, judged)
-            told = "failed" if "failed" in run else "done"
-            console.print(f"{trial.label}, round {round_ + 1} of {rounds}: {told} ({run['seconds']:.0f} s)")
-    except KeyboardInterrupt:
-        facts["interrupted"] = True
-        migration.save(path, facts, runs, judged)
-        console.print("Stopped; what has been measured is kept.")
-    finally:
-        if keep is None:
-            shutil.rmtree(bases, ignore_errors=True)
-    show(console, runs, quick)
-    console.print(f"Numbers: {path}", highlight=False)
-    if any("failed" in run for run in runs):
-        raise SystemExit(1)
 
 
 if __name__ == "__main__":

@@ -19,6 +19,7 @@ How it measures
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import json
 import os
@@ -26,7 +27,8 @@ import signal
 import statistics
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -62,6 +64,8 @@ class Recovery:
     warm_s: float
     hold_s: float
     bases: str = ""
+    network: bool = False
+    """Whether workers are on hosts of their own, with wires of 1 Gbit/s, which then limit what they give each other."""
 
     @property
     def trial(self) -> Trial:
@@ -79,6 +83,12 @@ class Killing(Rig):
         super().__init__(asked.trial, folder)
         self.asked = asked
 
+    @contextmanager
+    def session(self) -> Iterator[SparkSession]:
+        """A session with new workers."""
+        with cluster(self.asked.workers, self.folder, network=self.asked.network) as spark:
+            yield spark
+
     def start(self, spark: SparkSession, feed: Feed, slots: int, observe: Any = None) -> Any:
         query = ms.Query("bench")
         query.source("records", feed.frame(self.keys, CHUNK)).key_by("k").compute("count", workloads.CountBatch)
@@ -92,7 +102,7 @@ class Killing(Rig):
             cache_dir=str(self.folder / "caches"),
             fetch_limit=each,
             replicas=1 if self.asked.variant == "replica" else 0,
-            replicate_limit=each,
+            replicate_limit=None if self.asked.network else each,
         )
 
     def ready(self, running: Any) -> bool:
@@ -174,6 +184,8 @@ class Killing(Rig):
             "attempts": facts.attempts,
             "fetched": facts.fetched_bytes,
             "parts_ms": facts.parts_ms,
+            "sources": facts.sources,
+            "planned_s": max(0.0, commits[epoch] - (facts.duration_ms - facts.parts_ms["plan"]) / 1000 - detected),
             "at": killed - start,
         }
 
@@ -304,6 +316,7 @@ def _handover(rig: Killing) -> Found:
                 "stall_s": max(during, default=0.0), "steady_s": max(before, default=0.0),
                 "cut_over_s": next((gap for at, gap in gaps if at == ended), 0.0),
                 "fetched": sum(f.fetched_bytes for number, f in seen.items() if number >= outcome.began),
+                "breakdown": told_of(running, handle.number),
             })  # fmt: skip
             rig.step(rig.asked.kills + 3)
         handed = feed.end()
@@ -312,6 +325,12 @@ def _handover(rig: Killing) -> Found:
         rig.offset = feed.offset
         running.stop()
     return {"legs": legs, "rate": feed.rate}
+
+
+def told_of(running: Any, number: int) -> Found:
+    """What a query tells of where the time of a migration went."""
+    [past] = [past for past in running.history() if past.number == number]
+    return dataclasses.asdict(past.breakdown)
 
 
 def run_spark(asked: Recovery, folder: Path) -> Found:
@@ -323,7 +342,7 @@ def run_spark(asked: Recovery, folder: Path) -> Found:
         "spark.python.unix.domain.socket.enabled": "false",
     }
     kills = []
-    with cluster(asked.workers, folder, settings) as spark:
+    with cluster(asked.workers, folder, settings, asked.network) as spark:
         feed = Feed(spark, asked.rate)
         chunks = -(-asked.state_bytes // (BYTES_PER_KEY * CHUNK * 2)) * 2
         frame = feed.frame(chunks * CHUNK, CHUNK)

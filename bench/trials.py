@@ -32,7 +32,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -41,8 +41,10 @@ from pyspark.sql import SparkSession
 import millstream as ms
 from bench import workloads
 from bench.contenders import Found, progress, serve, shared_settings
+from bench.namespaces import Network
 from bench.open_loop import Feed
 from bench.resident import Sampler
+from bench.standalone import standalone
 
 EXECUTOR_MB = 900
 CHUNK = 250_000
@@ -386,18 +388,43 @@ def cache_settings(trial: Trial, folder: Path) -> tuple[dict[str, Any], str]:
     )
 
 
+_MEMORY = {"spark.driver.memory": "2g", "spark.executor.memory": f"{EXECUTOR_MB}m"}
+
+
 @contextmanager
-def cluster(workers: int, folder: Path, settings: dict[str, str] | None = None) -> Iterator[SparkSession]:
-    """Executors of one core on this machine. Nothing of them is left when it ends."""
+def cluster(
+    workers: int, folder: Path, settings: dict[str, str] | None = None, network: bool = False
+) -> Iterator[SparkSession]:
+    """Executors of one core on this machine. Nothing of them is left when it ends.
+
+    With `network` they belong to a standalone cluster, and each is on a host of its own (see `bench.namespaces`).
+    """
+    if network:
+        with standalone(folder / "cluster", workers, network=_network(), memory=f"{EXECUTOR_MB}m") as hosts:
+            own = {**hosts.settings(), **_MEMORY, "spark.decommission.enabled": "false", **(settings or {})}
+            with _session(workers, folder, hosts.master, own) as spark:
+                yield spark
+        return
+    with _session(workers, folder, f"local-cluster[{workers},1,{EXECUTOR_MB}]", settings or {}) as spark:
+        yield spark
+
+
+@cache
+def _network() -> Network:
+    """The hosts of this process."""
+    return Network()
+
+
+@contextmanager
+def _session(workers: int, folder: Path, master: str, settings: dict[str, str]) -> Iterator[SparkSession]:
     chosen = {
         **shared_settings(folder),
-        "spark.driver.memory": "2g",
-        "spark.executor.memory": f"{EXECUTOR_MB}m",
+        **_MEMORY,
         "spark.executor.cores": "1",
         "spark.sql.streaming.numRecentProgressUpdates": "100",
-        **(settings or {}),
+        **settings,
     }
-    spark = ms.session("bench", master=f"local-cluster[{workers},1,{EXECUTOR_MB}]", settings=chosen)
+    spark = ms.session("bench", master=master, settings=chosen)
     spark.sparkContext.setLogLevel("ERROR")
     application = spark.sparkContext.applicationId
     try:

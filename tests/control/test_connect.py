@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import threading
 from collections.abc import Sequence
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -212,7 +213,13 @@ def test_a_rescale_from_elsewhere_is_carried_out_and_answered(sim: Simulated) ->
     assert (outcome.state, outcome.done, outcome.rounds) == ("done", len(plan.rounds), len(plan.rounds))
     assert outcome.last - outcome.began + 1 == plan.epochs
     assert sorted(control.status().slots) == [0, 1, 2, 3]
-    assert control.commands() == [outcome]
+    sim.feed(words=WORDS)  # what the last round cost is told an epoch later, and nothing else changes
+    [told] = control.commands()
+    costs = {"stall_ms": 0.0, "fetch_ms": 0.0, "load_ms": 0.0, "sources": {}}
+    assert replace(told, **costs) == replace(outcome, **costs)
+    assert told == handle.outcome
+    assert sum(told.sources.values()) >= sum(outcome.sources.values())
+    assert told.stall_ms >= outcome.stall_ms
     assert dict(sim.state("count"))["the"] == 4 * (sim.epoch + 1), "not a record was lost or counted twice"
 
 

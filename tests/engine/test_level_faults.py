@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from millstream.engine import strong
-from millstream.engine.spec import EpochTask, SlotTask
+from millstream.engine.host import NOWHERE
+from millstream.engine.spec import EpochTask, Here, SlotTask
 from millstream.errors import Fenced, MillstreamError
 from millstream.protocol.epochs import Report
 from millstream.store import names
@@ -141,7 +142,13 @@ class Interrupted(InProcess):
         original = strong.host
 
         def host(
-            spec: Any, task: EpochTask, level: int, mine: SlotTask, payloads: Any, store: ObjectStore, here: str = ""
+            spec: Any,
+            task: EpochTask,
+            level: int,
+            mine: SlotTask,
+            payloads: Any,
+            store: ObjectStore,
+            here: Here = NOWHERE,
         ) -> Any:
             if (level, mine.slot) == self.at and self.act is not None:
                 act, self.act = self.act, None

@@ -219,9 +219,9 @@ def test_workers_with_caches_of_their_own_lead_to_the_same(
     views: Counter[str] = Counter()
     plain = Segment.__init__
 
-    def counted(self: Segment, ref: Any, batch: Any, filtered: bool) -> None:
+    def counted(self: Segment, ref: Any, batch: Any, filtered: bool, *more: Any) -> None:
         views["partial" if batch.num_rows < ref.rows else "whole"] += 1
-        plain(self, ref, batch, filtered)
+        plain(self, ref, batch, filtered, *more)
 
     monkeypatch.setattr(Segment, "__init__", counted)
     before = CACHE.traffic.fetched

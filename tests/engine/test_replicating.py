@@ -4,20 +4,29 @@ from __future__ import annotations
 
 import random
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import millstream as ms
+from millstream.control.verbs import past_of
 from millstream.engine import driver as driver_module
 from millstream.engine import replicating, upkeep
 from millstream.engine.replicating import Replicator
+from millstream.protocol.epochs import History
 from millstream.protocol.planner import plan_drain, plan_move, plan_rescale
+from millstream.protocol.replication import Order, Progress
+from millstream.protocol.routing import RoutingTable
+from millstream.store import chunks, segments
+from millstream.store.cache import WorkerCache
 from millstream.testing import Simulated
+from millstream.testing import agents as agents_module
+from millstream.testing import simulated as simulated_module
 from millstream.testing.agents import InProcessAgents
 from millstream.testing.simulated import InProcess
-from words import simulated
+from words import Count, simulated
 
 WORDS = [f"word {i}" for i in range(2000)]
 
@@ -98,6 +107,41 @@ def test_without_replicas_a_lost_worker_costs_its_state(tmp_path: Path) -> None:
     run.check()
 
 
+def test_replicas_go_where_load_falls_when_that_of_the_slot_rises_if_they_are_to() -> None:
+    for way in (False, True):
+        history = History(
+            workers={"a": (0,), "b": (1,), "c": (2,), "d": (3,)}, tables={"count": RoutingTable.even(4, 4)}
+        )
+        replicator = Replicator(Four(), 1, background=False, by_load=way)
+        for epoch in range(replicating.PERIOD * replicating.ENOUGH_PERIODS):
+            day = epoch // replicating.PERIOD % 2
+            replicator.after_commit(history, {0: 9 * day, 1: 9 * day, 2: 9 - 9 * day, 3: 9 - 9 * day})
+        apart = [replicator.groups[slot][0] in ("cd", "ab")[slot // 2] for slot in range(4)]
+        assert all(apart) is way, replicator.groups
+
+
+class Four:
+    """Four workers with agents that hold everything at once."""
+
+    def hosts(self) -> dict[str, str]:
+        return {worker: f"host {worker}" for worker in "abcd"}
+
+    def start(self, workers: Sequence[str]) -> dict[str, str]:
+        return {worker: worker for worker in workers}
+
+    def tell(self, worker: str, order: Order) -> Progress:
+        return Progress(order.number, {want.key: () for want in order.wants})
+
+    def progress(self, worker: str) -> Progress:
+        return Progress(-1)
+
+    def forget(self, worker: str) -> None:
+        return
+
+    def end(self) -> None:
+        return
+
+
 def test_two_workers_lost_at_once_with_two_replicas_cost_nothing_and_with_one_something(tmp_path: Path) -> None:
     fetched = {}
     for count in (1, 2):
@@ -123,6 +167,52 @@ def test_more_replicas_than_workers_are_as_many_as_there_can_be(tmp_path: Path) 
     run = Run(tmp_path, replicas=9)
     run.feed(3)
     assert {len(members) for members in run.replicas.groups.values()} == {2}
+    run.check()
+
+
+def test_all_workers_lost_at_once_cost_no_attempt_and_the_next_loss_is_noticed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(driver_module, "FEW", 0)
+    run = Run(tmp_path)
+    run.feed(5)
+    executor = run.sim.driver.executor
+    assert isinstance(executor, InProcess)
+    run.sim.workers = ()
+    executor.elsewhere = dict.fromkeys(range(6), "7")  # Spark runs them on the first one that comes
+    run.feed(1)
+    assert run.sim.driver.last is not None
+    assert (run.sim.driver.last.attempts, run.sim.driver.last.elsewhere) == (1, 6)
+    executor.elsewhere, run.sim.workers = {}, ("7", "8")
+    run.feed(3)
+    executor.elsewhere[0] = "9"
+    run.feed(1)
+    assert run.sim.driver.last.attempts == 2, "it gave up, where it would have had to fetch"
+    run.check()
+
+
+def test_caches_that_are_smaller_than_a_slot_cost_fetches_and_nothing_waits_for_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def small(directory: Path) -> WorkerCache:
+        return WorkerCache(directory, 3000)
+
+    monkeypatch.setattr(agents_module, "WorkerCache", small)
+    monkeypatch.setattr(simulated_module, "WorkerCache", small)
+    run = Run(tmp_path)
+    run.feed(4)
+    assert any("full" in why for why in run.replicas.facts().troubles.values())
+    run.sim.workers = ("0", "2")
+    run.feed(1)
+    assert run.fetched > 0
+    number = run.sim.apply(plan_rescale(run.sim.layout, 9, strategy=ms.AllAtOnce(stall_s=0)))
+    run.feed(2)
+    outcome = run.sim.outcome(number)
+    assert outcome is not None
+    assert outcome.state == "done"
+    run.sim.workers = ("0", "2", "3")
+    run.feed(3)
+    assert run.sim.driver.journal.history.workers.get("3"), "a new worker is used, though it has no room"
     run.check()
 
 
@@ -231,7 +321,7 @@ def test_random_lives_with_replicas_are_exact(tmp_path: Path, seed: int) -> None
     run.feed(2)
     for _ in range(25):
         run.agents.pieces = rng.choice([0, 1, 3, 1000])
-        match rng.randrange(6):
+        match rng.randrange(9):
             case 0 if len(run.sim.workers) > 1:
                 lost = rng.choice(run.sim.workers)
                 run.sim.workers = tuple(worker for worker in run.sim.workers if worker != lost)
@@ -247,8 +337,20 @@ def test_random_lives_with_replicas_are_exact(tmp_path: Path, seed: int) -> None
                 run.sim.apply(plan_drain(run.sim.layout, worker, strategy=ms.Batched(8)))
             case 4:
                 run.sim.restart()
+            case 5 if rng.random() < 0.5:
+                run.sim.workers = tuple(str(next(names)) for _ in range(rng.randrange(1, 4)))
+            case 6:
+                run.agents.keepers.pop(rng.choice(run.sim.workers), None)
+            case 7:
+                change = run.sim.modify()
+                change.replace("count", rng.choice([Count, Recount]), state=ms.carry())
+                run.sim.send(change)
         run.feed(1, words=rng.choice([0, 20, 200]))
     run.check()
+
+
+class Recount(Count):
+    """The same, by another name."""
 
 
 def test_who_held_what_is_known_after_a_restart_from_entries_and_from_a_snapshot(tmp_path: Path) -> None:
@@ -281,6 +383,96 @@ def test_a_migration_that_can_never_catch_up_with_what_is_written_is_cut_over(
     assert outcome is not None
     assert outcome.state == ("running" if waits else "done")
     run.check()
+
+
+@pytest.mark.parametrize("strategy", [ms.AllAtOnce(stall_s=0), ms.Batched(4, stall_s=0), ms.Batched(16, gap=2)])
+@pytest.mark.parametrize("reached", [True, False])
+def test_what_is_written_while_a_range_changes_hands_is_sent_to_its_target(
+    tmp_path: Path, strategy: ms.Strategy, reached: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not reached:
+
+        def refuse(self: InProcessAgents, *given: Any) -> None:
+            raise OSError("nobody answers")
+
+        monkeypatch.setattr(InProcessAgents, "give", refuse)
+    run = Run(tmp_path)
+    run.feed(5)
+    run.agents.late = True  # what an epoch writes is not at a replica before the next one begins
+    number = run.sim.apply(plan_rescale(run.sim.layout, 9, strategy=strategy))
+    fetched = 0
+    for _ in range(60):
+        run.feed(1)
+        fetched += run.fetched
+    outcome = run.sim.outcome(number)
+    assert outcome is not None
+    assert outcome.state == "done"
+    run.check()
+    assert (fetched == 0) is (reached and strategy.stall_s == 0)
+
+
+def test_replicas_without_room_do_not_keep_compactions_from_counting(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    counts = {}
+    for full in (False, True):
+        if full:
+            monkeypatch.setattr(WorkerCache, "room", lambda self: 0)
+        run = Run(tmp_path / str(full))
+        run.feed(30)
+        counts[full] = len(list(run.sim.driver.journal.history.manifest.segments()))
+        run.check()
+    assert counts[True] <= 1.3 * counts[False], counts
+
+
+@pytest.mark.parametrize("strategy", [ms.AllAtOnce(), ms.Batched(8)])
+def test_lookups_check_what_they_touch_wherever_slots_go(
+    tmp_path: Path, strategy: ms.Strategy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(segments, "LOOK_FROM", 0)
+    monkeypatch.setattr(segments, "LOOK_ON", 0)
+    monkeypatch.setattr(chunks, "CHUNK", 256)
+    looked = Counter[bool]()
+    look = segments._Open.look
+
+    def counted(self: Any, *given: Any) -> Any:
+        found = look(self, *given)
+        looked[found is not None and found is not self.whole] += 1
+        return found
+
+    monkeypatch.setattr(segments._Open, "look", counted)
+    run = Run(tmp_path)
+    run.feed(6, words=1500)
+    for workers, slots in ((("0", "2"), 4), (("0", "2", "5"), 7), (("0", "5"), 3)):
+        run.sim.workers = workers
+        run.sim.apply(plan_rescale(run.sim.layout, slots, strategy=strategy))
+        run.feed(6, words=20)
+    run.check()
+    assert looked[True] > 20, "some lookups had only a part of a segment checked"
+
+
+@pytest.mark.parametrize("prepared", [True, False])
+def test_a_migration_tells_where_its_state_came_from_and_what_that_took(tmp_path: Path, prepared: bool) -> None:
+    run = Run(tmp_path)
+    run.feed(5)
+    run.agents.pieces = 0
+    number = run.sim.apply(plan_rescale(run.sim.layout, 9, strategy=ms.AllAtOnce(prepared=prepared, stall_s=0)))
+    run.feed(1)
+    run.agents.pieces = 1000
+    run.sim.advance_clock("5 seconds")
+    run.feed(4)
+    outcome = run.sim.outcome(number)
+    assert outcome is not None
+    assert outcome.state == "done"
+    past = past_of(outcome)
+    assert past.breakdown is not None
+    print(past.breakdown)
+    assert past.breakdown.preparing_s == (5 if prepared else 0)
+    assert past.breakdown.loading_s > 0
+    assert (past.breakdown.fetching_s == 0) is prepared
+    assert ("store" in past.breakdown.sources) is not prepared
+    moved = past.breakdown.sources["replica" if prepared else "store"]
+    assert moved > outcome.bytes / 4, "what moves between workers"
 
 
 def test_a_task_that_runs_elsewhere_gives_up_once_and_then_fetches_and_is_counted(

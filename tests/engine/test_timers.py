@@ -422,7 +422,9 @@ def test_segments_of_timers_that_are_not_due_are_not_even_opened(monkeypatch: py
     opened: list[str] = []
     original = step.CACHE.open
     monkeypatch.setattr(
-        step.CACHE, "open", lambda store, piece: (opened.append(piece.segment.name), original(store, piece))[1]
+        step.CACHE,
+        "open",
+        lambda store, piece, *more: (opened.append(piece.segment.name), original(store, piece, *more))[1],
     )
     sim.advance_watermark(at(999))
     assert opened == []

@@ -33,7 +33,7 @@ SINKS = ("out", "reminders")
 STATES = (("scores", "total"), ("groups", "grand"), ("final", "latest"), ("final", "closes"))
 
 
-def add_input(folder: Path, rng: random.Random, files: int) -> None:
+def add_input(folder: Path, rng: random.Random, files: int, keys: int = 50, events: int = 60) -> None:
     """Adds files of events to a job's input, some seconds after those before.
 
     All events of a key in a file and in its neighbour, with which it may share an epoch, are of one time: the order in
@@ -42,10 +42,10 @@ def add_input(folder: Path, rng: random.Random, files: int) -> None:
     (folder / "in").mkdir(parents=True, exist_ok=True)
     first = len(list((folder / "in").glob("*.parquet")))
     for number in range(first, first + files):
-        pair, chosen = number // 2, rng.sample(range(50), 25)
-        events = [(k, at(7 * pair - (5 * k + pair) % 12), rng.randrange(1, 9)) for k in rng.choices(chosen, k=60)]
+        pair, chosen = number // 2, rng.sample(range(keys), keys // 2)
+        rows = [(k, at(7 * pair - (5 * k + pair) % 12), rng.randrange(1, 9)) for k in rng.choices(chosen, k=events)]
         staged = folder / "in" / f".{number}"
-        columns = [pa.array(values, kind) for values, kind in zip(zip(*events, strict=True), TYPES, strict=True)]
+        columns = [pa.array(values, kind) for values, kind in zip(zip(*rows, strict=True), TYPES, strict=True)]
         pq.write_table(pa.table(columns, ["k", "ts", "v"]), staged)
         os.utime(staged, (1_700_000_000 + number, 1_700_000_000 + number))
         staged.rename(folder / "in" / f"{number:06d}.parquet")
@@ -95,7 +95,7 @@ def disarm(folder: Path) -> str:
 def job(folder: Path, master: str, mode: str, more: str = "", script: Path = JOB) -> Iterator[subprocess.Popen[str]]:
     """A job in its own process group, of which nothing is left behind."""
     command = [sys.executable, str(script), str(folder), master, mode, *([more] if more else [])]
-    environment, importable = dict(os.environ), [HERE, HERE.parent]
+    environment, importable = dict(os.environ), [HERE, HERE.parent, HERE.parent.parent]
     if (folder / "faults").exists():
         environment["MILLSTREAM_TEST_FAULTS"] = str(folder / "faults")
         importable.insert(0, HERE / "faults")

@@ -25,7 +25,7 @@ import millstream as ms
 from jobs import Total, TotalBatch
 from millstream.engine.spec import Spec
 from millstream.model.graph import Graph
-from millstream.spark.session import check_session
+from millstream.spark.session import check_session, pause_trouble
 from millstream.spark.tasks import store_of
 from millstream.store.journal import Journal
 from millstream.store.objects import open_store
@@ -672,6 +672,16 @@ def test_a_file_of_an_epoch_written_by_another_arrow_release_is_taken_for_what_i
     assert file.read_bytes() == other
     [line] = (out / "_manifest").iterdir()
     assert json.loads(line.read_bytes())["rows"] == 2
+
+
+def test_dynamic_allocation_that_takes_executors_away_between_epochs_is_told_of(spark: SparkSession) -> None:
+    allocated = {"spark.dynamicAllocation.enabled": "true"}
+    hourly, quick = {"processingTime": "1 hour"}, {"processingTime": "5 seconds"}
+    assert "1 hour apart" in pause_trouble(spark, allocated, hourly)
+    longer = {**allocated, "spark.dynamicAllocation.executorIdleTimeout": "2h"}
+    assert [
+        pause_trouble(spark, *each) for each in (({}, hourly), (allocated, quick), (allocated, {}), (longer, hourly))
+    ] == [""] * 4
 
 
 def test_a_connect_session_is_refused() -> None:

@@ -62,6 +62,8 @@ def test_settings_that_cannot_be_are_refused(spark: SparkSession, tmp_path: Path
         ({"cache_bytes": 1.5}, "cache_bytes=1.5: give a whole number"),
         ({"fetch_limit": 0}, "fetch_limit=0: give a number of bytes a second above 0"),
         ({"fetch_limit": float("nan")}, "fetch_limit=nan: give a number"),
+        ({"replicas": -1}, "replicas=-1: give a whole number from 0 to 16"),
+        ({"replica_placement": "best"}, "replica_placement='best': give 'size' or 'load'"),
     ):
         with pytest.raises(ms.UserError, match=text):
             query.start(spark, store=str(tmp_path / "store"), **wrong)  # type: ignore[arg-type]

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pyarrow as pa
 import pyarrow.flight as flight
@@ -22,6 +24,8 @@ from millstream.protocol.compaction import Job
 from millstream.protocol.keyspace import WHOLE, Range
 from millstream.protocol.manifest import Family, Piece
 from millstream.protocol.replication import Order, Recipe, Want
+from millstream.spark import agents as agents_module
+from millstream.spark.agents import SparkAgents
 from millstream.store import agent as agent_module
 from millstream.store import names
 from millstream.store.agent import AgentServer, FlightPeer, Settings, launch
@@ -158,6 +162,32 @@ def test_what_is_held_is_not_sent_again(site: Site) -> None:
     assert again.keeper.traffic.given == 0
 
 
+def test_what_a_task_sends_is_held_if_it_is_what_it_should_be(site: Site) -> None:
+    piece, target, small = site.written("a", 1, 1), site.agent("b"), site.agent("c", limit=1000)
+    peer = FlightPeer(target.address, TOKEN, QUERY)
+    data = bytes(site.store.get(piece.segment.name) or b"")
+    flipped = bytearray(data)
+    flipped[len(data) // 2] ^= 1
+    cases = [
+        (piece.segment, bytes(flipped)),
+        (piece.segment, data[:-1]),
+        (replace(piece.segment, name="state/../../passwd"), data),
+        (replace(piece.segment, name=f"{piece.segment.name}x", digest="0" * 16), data),
+    ]
+    for ref, sent in cases:
+        with pytest.raises(OSError, match="does not answer"):
+            peer.take(ref, sent)
+    assert not list(site.folder.rglob("passwd"))
+    before = site.store.operations
+    peer.take(piece.segment, data)
+    assert target.keeper.tell(Order(1, (Want("slot 0", (piece,)),))).lacks == {"slot 0": ()}
+    assert site.store.operations == before
+    values, fetched = read(site.store, site.cache("b"), piece)
+    assert (len(values), fetched) == (piece.segment.rows, 0)
+    with pytest.raises(OSError, match="no room"):
+        FlightPeer(small.address, TOKEN, QUERY).take(piece.segment, data)
+
+
 def test_a_chain_goes_on_around_a_member_that_is_gone(site: Site) -> None:
     piece = site.written("a", 1, 0)
     origin, middle, last = site.agent("a"), site.agent("b"), site.agent("c")
@@ -235,6 +265,50 @@ def test_a_peer_that_is_not_the_one_that_was_meant_gives_nothing_and_the_store_d
     liar.shutdown()
 
 
+class Started:
+    """Stands for Spark, whose tasks have started agents at these addresses."""
+
+    def __init__(self, addresses: dict[str, str]) -> None:
+        self.addresses = addresses
+
+    def run_located(self, tasks: Sequence[bytes], work: Any, places: Any) -> list[bytes]:
+        return [msgspec.msgpack.encode(agents_module.Started(*each)) for each in self.addresses.items()]
+
+
+@pytest.mark.parametrize("who", ["another token", "another query", "a liar", "nobody"])
+def test_the_driver_goes_on_without_an_agent_that_is_not_the_one_that_was_meant(site: Site, who: str) -> None:
+    piece = site.written("a", 1, 0)
+    liar = Liar("grpc://127.0.0.1:0")
+    site.serve(liar)
+    spark: Any = Started({})
+    agents = SparkAgents(spark, lambda: {"1": "127.0.0.1"}, Settings("", "", QUERY, ""))
+    address = {
+        "another token": lambda: site.agent("a").address,
+        "another query": lambda: site.agent("a", token=agents._settings.token, query="another").address,
+        "a liar": lambda: f"127.0.0.1:{liar.port}",
+        "nobody": lambda: "127.0.0.1:1",
+    }[who]()
+    spark.addresses["1"] = address
+    assert agents.start(["1"]) == {"1": address}
+    with pytest.raises(OSError, match="agent"):
+        agents.tell("1", Order(0, (Want("slot 0", (piece,)),)))
+    with pytest.raises(OSError, match="agent"):
+        agents.progress("1")
+    assert agents.compact("1", Job(FAMILY, ALL, (piece,), bottom=True), Maker(1, 1, "c", 0), 0) is None
+    agents.end()
+    liar.shutdown()
+
+
+def test_an_agent_tells_whom_it_reaches(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(agent_module, "REACH_S", 0.5)
+    asked, answers, stranger = site.agent("a"), site.agent("b"), site.agent("c", token="another")
+    with socket.create_server(("127.0.0.1", 0)) as silent:  # as behind a cut: it is connected to, and says nothing
+        address = f"127.0.0.1:{silent.getsockname()[1]}"
+        peer = FlightPeer(asked.address, TOKEN, QUERY)
+        assert peer.reach([answers.address, stranger.address, address], 5.0) == [answers.address]
+        peer.close()
+
+
 def test_an_agent_gives_nothing_but_segments(site: Site) -> None:
     (site.folder / "secret").write_text("secret")
     (site.folder / "a").mkdir()
@@ -266,6 +340,19 @@ def test_a_compaction_is_done_again_at_the_replica_instead_of_being_sent(site: S
     assert target.keeper.traffic.given == before
     assert target.keeper.made >= sum(ref.bytes for ref in edit.outputs)
     assert read(site.store, site.cache("b"), merged[0])[1] == 0
+
+
+def test_what_was_made_anew_and_could_not_be_kept_is_not_held(site: Site) -> None:
+    pieces = tuple(site.written("a", seed, seed) for seed in (2, 1))
+    origin, target = site.agent("a"), site.agent("b")
+    assert held(target.keeper, Order(0, (Want("slot 0", pieces, (origin.address,)),)))
+    job = Job(FAMILY, ALL, pieces, bottom=True)
+    edit = FlightPeer(origin.address, TOKEN, QUERY).compact(job, Maker(1, 3, "c", 0), 0, 60.0)
+    merged = tuple(Piece(ref, ref.covers) for ref in edit.outputs)
+    for ref in edit.outputs:
+        (site.folder / "b" / f"{names.base(ref.name)}.{os.getpid()}").mkdir()  # in the way
+    assert held(target.keeper, Order(1, (Want("slot 0", merged, (origin.address,)),), (Recipe(job, edit.outputs),)))
+    assert names.base(merged[0].segment.name) in site.cache("b").objects()
 
 
 def test_a_compaction_that_cannot_be_done_again_is_fetched(site: Site) -> None:

@@ -340,7 +340,8 @@ def history(asked: Asked) -> None:
     """List what was done to a query.
 
     Every migration and modification of the query of STORE that was asked for: who asked and when, for what, the epochs
-    that it changed, how long it took until it was over and how long its longest epoch was, and what came of it. All
+    that it changed, how long it took until it was over and how long its longest epoch was, and what came of it; of a
+    migration, what the time went into, and where the state came from (with --json, and on a terminal). All
     that are under way are listed, and of those that are over the last 128.
     """
     pasts = asked.control.history()
@@ -397,6 +398,8 @@ def _print_table(pasts: Sequence[Past]) -> None:
     console = Console()
     console.print(table)
     for past in pasts:
+        if past.breakdown is not None:
+            console.print(Text(f"{past.number} {past.state}: {past.breakdown}"))
         if past.reason:
             console.print(Text(f"{past.number} {past.state}: {_reason(past)}"))
 

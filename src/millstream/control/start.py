@@ -9,6 +9,7 @@ Rules
 
 from __future__ import annotations
 
+import logging
 import weakref
 from collections.abc import Mapping
 from dataclasses import replace
@@ -29,13 +30,15 @@ from millstream.protocol.epochs import check_start
 from millstream.protocol.keyspace import DEFAULT_BIN_BITS
 from millstream.spark.checkpoint import last_finished, query_id
 from millstream.spark.executor import SparkExecutor
-from millstream.spark.session import check_session
+from millstream.spark.session import check_session, pause_trouble
 from millstream.spark.sinks import SparkDeliverer
 from millstream.spark.sources import Sources
 from millstream.store.agent import Settings
 from millstream.store.cache import DEFAULT_CACHE_BYTES, CacheSettings
 from millstream.store.journal import Journal
 from millstream.store.objects import ObjectStore, open_store
+
+_LOG = logging.getLogger("millstream")
 
 _EVOLUTION = {
     "spark.sql.streaming.queryEvolution.enableSourceEvolution": "true",
@@ -78,6 +81,7 @@ class Query(QueryData):
         fetch_limit: float | None = None,
         replicas: int = 1,
         replicate_limit: float | None = None,
+        replica_placement: str = "size",
         adapt: bool | Policy = False,
         adapt_dry_run: bool = False,
         token: str | None = None,
@@ -101,6 +105,8 @@ class Query(QueryData):
         - `replicas`: on how many other workers the state of each slot is held, too, so that a slot whose worker is lost
           goes on at once; 0 for none. The store has all state in any case.
         - `replicate_limit`: how many bytes a second each worker may take from others; not limited by default.
+        - `replica_placement`: where replicas lie: `"size"` fills workers evenly; `"load"` moves them to workers whose
+          load falls when that of the slot rises, so that load which has to go finds its state where there is room.
         - `adapt`: whether the query balances its own load, and with which policy; True for `Adaptive()`. What it
           decides is sent as commands, and told by `RunningQuery.decisions`; with `adapt_dry_run` it is only told.
         - `token`: guards the store: from then on, commands to the running query need it, and so does a restart.
@@ -115,11 +121,14 @@ class Query(QueryData):
             fetch_limit=int(fetch_limit or 0),
             modify_timeout=float(modify_timeout),
             replicas=_replicas(replicas),
+            by_load=_by_load(replica_placement),
             adapt=_policy(adapt),
             adapt_dry_run=bool(adapt_dry_run),
         )
         chosen = _trigger(trigger)
         check_session(spark)
+        if trouble := pause_trouble(spark, dict(spark.sparkContext.getConf().getAll()), chosen):
+            _LOG.warning("%s", trouble)
         users = spark
         _refuse_twice(spark, self.name)
         named = all(callable(node.origin) and not isinstance(node.origin, DataFrame) for node in self.sources.values())
@@ -202,6 +211,12 @@ def _replicas(count: int) -> int:
     if isinstance(count, bool) or not isinstance(count, int) or not 0 <= count <= 16:
         raise UserError(f"replicas={count!r}: give a whole number from 0 to 16")
     return count
+
+
+def _by_load(placement: str) -> bool:
+    if placement not in ("size", "load"):
+        raise UserError(f"replica_placement={placement!r}: give 'size' or 'load'")
+    return placement == "load"
 
 
 def _policy(given: bool | Policy) -> Policy | None:

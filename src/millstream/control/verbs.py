@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Literal
 
@@ -25,7 +25,7 @@ from millstream.protocol.conditions import Condition
 from millstream.protocol.epochs import History
 from millstream.protocol.keyspace import Range
 from millstream.protocol.layout import Layout
-from millstream.protocol.migration import AT_ONCE, MigrationPlan, Start
+from millstream.protocol.migration import AT_ONCE, MigrationPlan, Start, size_text
 from millstream.protocol.modification import Modification, undoing
 from millstream.protocol.planner import DEFAULT, TOLERANCE, Steps
 from millstream.protocol.steering import Ask, Cancel, Outcome
@@ -260,6 +260,36 @@ class Verbs:
 
 
 @dataclass(frozen=True, slots=True)
+class Breakdown:
+    """What the time of a migration went into, and where the state came from that its epochs read for the first time. Of
+    fetching and loading it is the slowest task that counts, in every epoch from the first round to the last.
+
+    >>> print(Breakdown(0.04, 2.1, 0.0, 0.013, {"replica": 240_000_000}))
+    scheduled in 0.04 s, prepared for 2.1 s, fetched for 0 s, loaded for 0.013 s; 240 MB from replicas
+    """
+
+    scheduling_s: float = 0.0
+    """From when the driver heard it to when it began."""
+    preparing_s: float = 0.0
+    """How long its rounds waited for what they brought to be there; epochs went on meanwhile."""
+    fetching_s: float = 0.0
+    """How long its epochs fetched what was not there."""
+    loading_s: float = 0.0
+    """How long they took to check and map what was."""
+    sources: dict[str, int] = field(default_factory=dict)
+    """Bytes by where they came from: a worker's own `cache`, a `replica` (or what was prepared), or the `store`."""
+
+    def __str__(self) -> str:
+        times = (
+            f"scheduled in {self.scheduling_s:.2g} s, prepared for {self.preparing_s:.2g} s, "
+            f"fetched for {self.fetching_s:.2g} s, loaded for {self.loading_s:.2g} s"
+        )
+        known = {"cache": "caches", "replica": "replicas", "store": "the store"}
+        sizes = [f"{size_text(self.sources[name])} from {text}" for name, text in known.items() if name in self.sources]
+        return f"{times}; {', '.join(sizes)}" if sizes else times
+
+
+@dataclass(frozen=True, slots=True)
 class Past:
     """Something that was done, or asked, of a running query. Made by `history`."""
 
@@ -285,15 +315,23 @@ class Past:
     """From when the driver heard it to when it was over; 0 if it is not."""
     stall_ms: float
     """How long the longest of its epochs took."""
+    breakdown: Breakdown | None = None
+    """Of a migration that has begun: what its time went into."""
 
 
 def past_of(outcome: Outcome) -> Past:
     """An outcome as something that has been."""
     took = (outcome.over_ms - outcome.heard_ms) / 1000 if outcome.over_ms and outcome.heard_ms else 0.0
     at = datetime.fromtimestamp(outcome.at_ms / 1000, UTC) if outcome.at_ms else None
+    breakdown = None
+    if outcome.began_ms:
+        scheduling_s = max(0, outcome.began_ms - outcome.heard_ms) / 1000
+        breakdown = Breakdown(
+            scheduling_s, outcome.waited_ms / 1000, outcome.fetch_ms / 1000, outcome.load_ms / 1000, outcome.sources
+        )
     return Past(
         outcome.number, outcome.verb, outcome.text, outcome.sender, at, outcome.state, outcome.reason, outcome.began,
-        outcome.last, took, outcome.stall_ms,
+        outcome.last, took, outcome.stall_ms, breakdown,
     )  # fmt: skip
 
 

@@ -24,12 +24,14 @@ from typing import Any, Protocol
 
 from millstream.engine.adapting import Adapter, busy_of
 from millstream.engine.delivery import Deliverer
+from millstream.engine.handing import Handover
 from millstream.engine.listening import Listener
 from millstream.engine.modifying import Modifier
 from millstream.engine.placing import Placer
 from millstream.engine.replicating import FEW, Agents, Replicator
 from millstream.engine.sample import worth_keeping
 from millstream.engine.spec import EpochTask, SlotTask, epoch_task, rules_of, slot_tasks
+from millstream.engine.spending import Rates, arrived, loads_of, sources_of
 from millstream.engine.upkeep import Upkeep
 from millstream.engine.version import Version, Workshop
 from millstream.errors import DamagedObject, MillstreamError, StepError, UserError
@@ -53,14 +55,13 @@ from millstream.protocol.epochs import (
     judge,
     planned_manifest,
 )
-from millstream.protocol.handover import MOST_ROUNDS, Coming, of_round, upcoming
 from millstream.protocol.keyspace import DEFAULT_BIN_BITS
 from millstream.protocol.layout import Layout
 from millstream.protocol.manifest import Edit
 from millstream.protocol.migration import MigrationPlan
 from millstream.protocol.modification import Candidate, Modification, called, routed_on
 from millstream.protocol.routing import RoutingTable, Slot
-from millstream.protocol.steering import Facts, Outcome, Steering, leaving, remembered, steer
+from millstream.protocol.steering import Facts, Outcome, Spent, Steering, leaving, remembered, steer
 from millstream.protocol.time import NO_TIME, idle_sources
 from millstream.store.control_log import ControlLog
 from millstream.store.journal import Journal
@@ -146,6 +147,7 @@ class Options:
     fetch_limit: int = 0
     modify_timeout: float = 60.0
     replicas: int = 0
+    by_load: bool = False
     adapt: Policy | None = None
     adapt_dry_run: bool = False
 
@@ -163,6 +165,9 @@ class EpochFacts:
     """How much state its workers did not have, and fetched from the store."""
     elsewhere: int = 0
     """How many of its tasks ran on another worker than they were placed on."""
+    sources: dict[str, int] = field(default_factory=dict)
+    """Where the bytes of state came from that its tasks had not read before: from the `cache` of a worker that had them
+    for itself, from one that held them as a `replica` or because they were about to move there, or from the `store`."""
 
 
 class Driver:
@@ -187,10 +192,16 @@ class Driver:
         self.replicator: Replicator | None = None
         if executor.agents is not None:
             self.replicator = Replicator(
-                executor.agents, options.replicas, background, self.upkeep.recipes, self.upkeep.ahead
+                executor.agents,
+                options.replicas,
+                background,
+                self.upkeep.recipes,
+                self.upkeep.ahead,
+                by_load=options.by_load,
             )
             self.upkeep.replicated = self.replicator.has_made
             executor.placer.replicas = self.replicator
+        self.handover = Handover(self.replicator, executor.placer)
         self.adapter: Adapter | None = None
         if options.adapt is not None:
             self.adapter = Adapter(options.adapt, self._send, executor.request, options.adapt_dry_run)
@@ -202,6 +213,8 @@ class Driver:
         self._stood_ms = 0.0
         self._wanted = -1
         self._lost = 0
+        self._rates = Rates()
+        self._loads: dict[int, float] = {}
         self._patient_until = -1
         self._opened = NOTHING_OPENED
         self.listener = Listener(ControlLog(self.store, options.token))
@@ -254,7 +267,7 @@ class Driver:
                 self._deliver(epoch)
                 self.upkeep.after_commit(self.journal)
                 if self.replicator is not None:
-                    self.replicator.after_commit(self.journal.history)
+                    self.replicator.after_commit(self.journal.history, self._loads)
                 return
             troubles.append(trouble)
         raise UserError(
@@ -305,12 +318,13 @@ class Driver:
         self._observe("planned", epoch)
         planned = time.perf_counter()
         try:
-            outcomes = remembered(history.outcomes, plan.outcomes).values()
-            placed = self.executor.placer.place(live_slots(tables), *draining(outcomes, history.generation))
+            outcomes = remembered(history.outcomes, plan.outcomes)
+            placed = self.executor.placer.place(live_slots(tables), *draining(outcomes.values(), history.generation))
+            through = self.handover.writing(outcomes, tables, history, epoch)
             share = _share(tables, placed)
-            kept = self.replicator is not None and self.replicator.kept and self._lost < MAX_LOST
+            kept = bool(placed) and self.replicator is not None and self.replicator.kept and self._lost < MAX_LOST
             patience = FEW if kept and epoch > self._patient_until else -1
-            reports, producers = self._execute(version, plan, share, before, records, patience)
+            reports, producers = self._execute(version, plan, share, before, records, patience, through)
         except WorkerLost as error:
             self._lost += 1
             self.journal.append(Abort(plan.epoch, plan.attempt, str(error)[:2000]))
@@ -356,6 +370,7 @@ class Driver:
             verdict.loads,
             round((executed - started) * 1000),
             None if groups == history.replicas else groups,
+            self._rates.told(self.replicator.taken() if self.replicator is not None else {}, history.rates),
         )
         with self._changing:
             self.journal.append(commit)
@@ -363,6 +378,7 @@ class Driver:
                 self.modifier.committed(changed)
         self._opened = NOTHING_OPENED
         self.upkeep.applied(edits)
+        self.handover.committed(epoch, reports)
         now = time.perf_counter()
         if self.adapter is not None:
             try:
@@ -378,11 +394,23 @@ class Driver:
             "run": (executed - planned) * 1000,
             "steps": _slowest(reports, "steps"),
             "fetch": _slowest(reports, "fetch"),
+            "load": _slowest(reports, "load"),
             "commit": (ended - executed) * 1000,
         }
-        fetched = int(sum(report.timings_ms.get("fetched", 0.0) for report in reports))
+        self._rates.fetched(reports)
+        self._loads = loads_of(reports, share.slots)
+        sources = sources_of(reports, share.slots, arrived(plan.tables, before, share.workers))
         elsewhere = sum(bool(report.elsewhere) for report in reports)
-        self.last = EpochFacts(epoch, verdict.records, (ended - started) * 1000, parts, tries + 1, fetched, elsewhere)
+        self.last = EpochFacts(
+            epoch,
+            verdict.records,
+            (ended - started) * 1000,
+            parts,
+            tries + 1,
+            sources.get("store", 0),
+            elsewhere,
+            sources,
+        )
         self._observe("committed", epoch)
         return None
 
@@ -442,30 +470,12 @@ class Driver:
             max(self.last.duration_ms, self._stood_ms) if self.last and self.last.epoch == history.epoch else 0.0,
             numbers_of(history, self.last, clock_ms) if any(map(has_condition, asked.values())) else {},
             self._emptied(history),
-            self._lacking(asked, history),
+            self.handover.lacking(asked, history, *draining(history.outcomes.values(), history.generation)),
+            self.handover.through,
+            self._since_ms,
+            _spent(self.last) if self.last and self.last.epoch == history.epoch else Spent(),
         )
         return steer(facts, heard)
-
-    def _lacking(self, asked: Mapping[int, object], history: History) -> dict[int, tuple[int, int]]:
-        """Has the next rounds of migrations prepared; how many bytes are lacking for the next one of each."""
-        if self.replicator is None:
-            return {}
-        plans = {number: ask for number, ask in asked.items() if isinstance(ask, MigrationPlan) and ask.prepared}
-        closing, closed = draining(history.outcomes.values(), history.generation)
-        closing |= {plan.drains for plan in plans.values() if plan.drains}
-        done = {number: history.outcomes[number].done if number in history.outcomes else 0 for number in plans}
-        ahead = [plan.rounds[done[number] : done[number] + MOST_ROUNDS] for number, plan in plans.items()]
-        targets = sorted({move.target for rounds in ahead for moves in rounds for move in moves})
-        placed = self.executor.placer.promise(targets, closing, closed) if plans else {}
-        coming: dict[str, Coming] = {}
-        for number, plan in sorted(plans.items()):
-            coming.update(upcoming(number, plan, done[number], placed))
-        self.replicator.expect(coming)
-        found = {}
-        for number in plans:
-            mine = [key for key in coming if of_round(key, number, done[number])]
-            found[number] = max((self.replicator.lacks_of_move(key, history) for key in mine), default=(0, 0))
-        return found
 
     def _emptied(self, history: History) -> dict[str, str]:
         """Which of the workers that have been drained are empty by now, and were not before."""
@@ -503,14 +513,21 @@ class Driver:
         return self.modifier.aborted(waiting, reason)
 
     def _execute(
-        self, version: Version, plan: Plan, share: Share, before: History, records: Offered, patience: int
+        self,
+        version: Version,
+        plan: Plan,
+        share: Share,
+        before: History,
+        records: Offered,
+        patience: int,
+        through: Mapping[int, dict[str, tuple[str, ...]]],
     ) -> tuple[list[Report], int]:
         maker = Maker(before.generation, plan.epoch, "a", plan.attempt)
         manifest, _ = planned_manifest(self.journal.history, plan)
         task = epoch_task(version.graph, plan, maker, share.tables, before, len(share.slots))
         where = {slot: worker for worker, slots in share.workers.items() for slot in slots}
         slots = [
-            replace(slot, worker=where.get(slot.home, ""), patience=patience)
+            replace(slot, worker=where.get(slot.home, ""), patience=patience, through=through.get(slot.home, {}))
             for slot in slot_tasks(version.graph, share.tables, manifest, share.slots, self.upkeep.busy())
         ]
         limit_s = None if plan.changed is None else self.options.modify_timeout
@@ -553,6 +570,10 @@ class Share:
     workers: dict[str, tuple[int, ...]]
 
 
+def _spent(last: EpochFacts) -> Spent:
+    return Spent(last.parts_ms.get("fetch", 0.0), last.parts_ms.get("load", 0.0), last.sources)
+
+
 def numbers_of(history: History, last: EpochFacts | None, clock_ms: int) -> dict[str, float]:
     """What is known of the numbers that conditions are made of (`protocol.conditions`)."""
     found = {
@@ -591,6 +612,7 @@ def layout_of(store_id: str, history: History) -> Layout:
         history.generation,
         history.replicas,
         history.took_ms / 1000,
+        history.rates,
     )
 
 

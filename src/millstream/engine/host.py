@@ -14,6 +14,8 @@ Rules
   within the epoch (G7).
 - The watermark that a step passes on is kept back by the least of its holds, after this epoch's changes of them; each
   slot knows its own, and whoever reads the step takes the least of all slots.
+- Whoever is about to take over something of a slot is sent what the slot writes, once the store has it. That one does
+  not answer changes nothing but what it will have to fetch; it is not asked twice.
 - Nothing here is remembered between tasks but caches.
 """
 
@@ -31,7 +33,7 @@ from millstream.engine.feedback import fed_back, fed_marks
 from millstream.engine.grouping import Grouped, Lanes, without_times
 from millstream.engine.payload import INLINE_LIMIT, Head, Part, Parts, buffers, decode, in_order, receipts_of
 from millstream.engine.route import failure_of, split
-from millstream.engine.spec import TIME_COLUMN, EpochTask, SlotTask, Spec, rules_of
+from millstream.engine.spec import TIME_COLUMN, EpochTask, Give, Here, SlotTask, Spec, rules_of
 from millstream.engine.step import Done, StepRun
 from millstream.errors import DamagedObject, StoreUnavailable
 from millstream.model.computation import (
@@ -48,6 +50,9 @@ from millstream.store.held import Traffic
 from millstream.store.objects import ObjectStore
 from millstream.store.segments import CACHE
 
+NOWHERE = Here()
+MOST_THROUGH = 32 << 20
+"""Larger segments are not written through: an epoch waits for it."""
 LOAD_BITS = 10
 """A commit has the load of each step in at most 2^10 parts of the key space."""
 
@@ -84,10 +89,9 @@ def host(
     mine: SlotTask,
     payloads: Iterable[bytes | memoryview],
     store: ObjectStore,
-    here: str = "",
+    here: Here = NOWHERE,
 ) -> Hosted:
-    """Runs one slot's part of a level and reports what it did, or what kept it from doing it. Levels count from 1, and
-    `here` is the worker that it runs on, if that is known."""
+    """Runs one slot's part of a level and reports what it did, or what kept it from doing it. Levels count from 1."""
     decoded = [decode(payload) for payload in payloads]
     receipts = receipts_of([head for head, _ in decoded])
     marks, reached, clocks = _watermarks(spec, task, level, [head for head, _ in decoded])
@@ -98,10 +102,10 @@ def host(
     report = Report(mine.slot, receipts, level=level, clocks=clocks, watermarks=reached)
     if level == 1 and mine.slot == 0:
         report = replace(report, samples=_samples([head for head, _ in decoded]))
-    if here and here != mine.worker:
-        report = replace(report, elsewhere=here)
+    if here.worker and here.worker != mine.worker:
+        report = replace(report, elsewhere=here.worker)
         if 0 <= mine.patience < _lacking(spec, level, mine, store):
-            trouble = f"it ran on worker {here} instead of {mine.worker}, which has not its state"
+            trouble = f"it ran on worker {here.worker} instead of {mine.worker}, which has not its state"
             hosted.reports.append(replace(report, trouble=trouble, gave_up=True))
             return hosted
     try:
@@ -110,6 +114,8 @@ def host(
                 hosted.parts[mine.slot].append(part)  # it was routed to this slot of a later level
         received = [*fed_back(task, level, mine.slot, store), *received]
         report = _run_level(spec, task, hosted, mine, received, report, store)
+        if mine.through and here.give is not None and report.failure is None:
+            report = replace(report, through=_write_through(here.give, mine, report, store))
     except DamagedObject as error:
         report = replace(report, damage=Damage(error.name, error.found, error.expected))
     except StoreUnavailable as error:
@@ -122,6 +128,25 @@ def _lacking(spec: Spec, level: int, mine: SlotTask, store: ObjectStore) -> int:
     """About how many bytes of a slot's state for a level this worker would have to fetch."""
     steps = {step.name for step in spec.graph.steps if step.level == level}
     return CACHE.lacks(store, [piece for step, _, pieces in mine.pieces if step in steps for piece in pieces])
+
+
+def _write_through(give: Give, mine: SlotTask, report: Report, store: ObjectStore) -> dict[str, tuple[str, ...]]:
+    """Sends what was written to those who are about to take it over; the segments that each of them has got."""
+    written = [*report.added, *(ref for edit in report.edits for ref in edit.outputs)]
+    written = sorted((ref for ref in written if ref.bytes <= MOST_THROUGH), key=lambda ref: ref.bytes)
+    found: dict[str, tuple[str, ...]] = {}
+    for worker, steps in mine.through.items():
+        sent: list[str] = []
+        for ref in written:
+            data = CACHE.object(store, ref) if ref.family.step in steps else None
+            if data is not None:
+                try:
+                    give(worker, ref, data)
+                except OSError:
+                    break
+                sent.append(ref.name)
+        found[worker] = tuple(sent)
+    return found
 
 
 def _samples(heads: Sequence[Head]) -> dict[str, tuple[bytes, ...]]:
@@ -243,11 +268,14 @@ def _load(grouped: Grouped, bin_bits: int, size: int, micros: int) -> bytes:
 
 
 def _cost(read: Traffic) -> dict[str, float]:
-    """What reading state cost, if anything was fetched: milliseconds, with those of waiting, and bytes."""
-    if not read.fetched:
+    """What it cost to read state that had not been read here before: milliseconds of fetching it, of these of waiting
+    for the limit, and of loading it; and bytes, those that were fetched, and those that were here."""
+    if not read.fetched and not read.found:
         return {}
-    times = {"fetch": read.fetch_s * 1000, "fetch_wait": read.waited_s * 1000}
-    return {**times, "fetched": float(read.fetched), "found": float(read.found)}
+    found = {"load": max(0.0, read.open_s - read.fetch_s) * 1000, "found": float(read.found)}
+    if read.fetched:
+        found |= {"fetch": read.fetch_s * 1000, "fetch_wait": read.waited_s * 1000, "fetched": float(read.fetched)}
+    return found
 
 
 def _timed(graph: Graph, stream: str, records: pa.RecordBatch) -> pa.RecordBatch:

@@ -6,7 +6,8 @@ Rules
   only how much of what a slot needs is there already where it goes.
 - After every commit each worker is told, as a whole, what to hold: first what is about to move there, then the replicas
   that it is a member of the group for. The agents take what they lack from each other.
-- What a worker lacks is known from its last answer. Whatever was not in the order that it answered for, it lacks.
+- What a worker lacks is known from its last answer. Whatever was not in the order that it answered for, it lacks; but
+  for what the tasks of the last epochs have sent it, and it has acknowledged.
 - A worker whose agent does not answer holds nothing, as far as is known here; another agent is started there, now and
   then. What moves to a worker that cannot be told anything, or has no room, is not waited for.
 """
@@ -16,15 +17,27 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Protocol
 
-from millstream.protocol.epochs import History
+from millstream.protocol.epochs import History, Report
 from millstream.protocol.handover import Coming
-from millstream.protocol.keyspace import Range
+from millstream.protocol.keyspace import Range, clip, coalesce
 from millstream.protocol.manifest import Manifest, Piece
-from millstream.protocol.replication import Groups, Order, Progress, Recipe, Want, replica_groups, upstream
+from millstream.protocol.replication import (
+    Groups,
+    Order,
+    Progress,
+    Recipe,
+    Want,
+    by_load,
+    replica_groups,
+    upstream,
+)
+from millstream.protocol.routing import RoutingTable
 
 EVERY_S = 0.1
 """How often workers are asked how far they are, while they lack something."""
@@ -41,6 +54,11 @@ START_S = 30.0
 AGAIN_S = 60.0
 """How long after an agent was started another one is, at most; at first it is a second."""
 
+PERIOD = 16
+"""How many epochs are a period of load."""
+PERIODS = 96
+ENOUGH_PERIODS = 8
+"""How many there must be to go by load."""
 _LOG = logging.getLogger("millstream")
 
 
@@ -101,6 +119,33 @@ class ReplicaFacts:
     """What last went wrong at a worker."""
 
 
+class LoadHistory:
+    """What slots had to do, in periods of some epochs. Added to in one thread, and taken in another."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._period: list[Mapping[int, float]] = []
+        self._periods: deque[dict[int, float]] = deque(maxlen=PERIODS)
+        self._fresh = False
+
+    def add(self, loads: Mapping[int, float]) -> None:
+        """The loads of slots in an epoch."""
+        with self._lock:
+            self._period.append(dict(loads))
+            if len(self._period) == PERIOD:
+                slots = {slot for each in self._period for slot in each}
+                self._periods.append({slot: sum(each.get(slot, 0.0) for each in self._period) for slot in slots})
+                self._period, self._fresh = [], len(self._periods) >= ENOUGH_PERIODS
+
+    def taken(self) -> dict[int, list[float]]:
+        """The loads of each slot, period by period; empty unless there is another period than last time."""
+        with self._lock:
+            if not self._fresh:
+                return {}
+            self._fresh = False
+            return {slot: [each.get(slot, 0.0) for each in self._periods] for slot in self._periods[-1]}
+
+
 class Replicator:
     """Keeps replicas for one driver."""
 
@@ -112,7 +157,9 @@ class Replicator:
         recipes: Callable[[], Sequence[Recipe]] = tuple,
         ahead: Callable[[], Mapping[int, Sequence[Piece]]] = dict,
         clock: Callable[[], float] = time.monotonic,
+        by_load: bool = False,
     ) -> None:
+        self._loads = LoadHistory() if by_load else None
         self._agents, self._count, self._background, self._clock = agents, count, background, clock
         self._recipes, self._ahead = recipes, ahead
         self._lock = threading.Lock()
@@ -129,6 +176,7 @@ class Replicator:
         self._shares: tuple[History | None, dict[int, list[Piece]]] = (None, {})
         self._troubles: dict[str, str] = {}
         self._warming: dict[tuple[int, str], float] = {}
+        self._through: dict[int, dict[str, set[str]]] = {}  # by epoch and worker, the segments that it was sent
         self.groups: Groups = {}
 
     @property
@@ -138,9 +186,11 @@ class Replicator:
 
     # -- in the driver's thread
 
-    def after_commit(self, history: History) -> None:
-        """Has replicas follow a commit."""
+    def after_commit(self, history: History, loads: Mapping[int, float] = MappingProxyType({})) -> None:
+        """Has replicas follow a commit; `loads` are those that slots had in its epoch."""
         self._history = history
+        if self._loads is not None:
+            self._loads.add(loads)
         self._go_on()
 
     def expect(self, coming: Mapping[str, Coming]) -> None:
@@ -152,6 +202,34 @@ class Replicator:
             self._expected = {key: self._expected.get(key, now) for key in coming}
             if self._history is not None:
                 self._go_on()
+
+    def through(
+        self, due: Collection[str], tables: Mapping[str, RoutingTable]
+    ) -> dict[int, dict[str, tuple[str, ...]]]:
+        """Which slots should send what they write to which workers, of which steps: those that own, by these tables,
+        what is due to move next."""
+        found: dict[int, dict[str, tuple[str, ...]]] = {}
+        for key in due:
+            coming = self._coming.get(key)
+            if coming is None or not self.has_agent(coming.worker):
+                continue
+            for step, ranges in coming.parts:
+                slots = {slot for span in ranges for _, slot in tables[step].cut(span)} if step in tables else set()
+                for slot in sorted(slots):
+                    known = found.setdefault(slot, {})
+                    known[coming.worker] = (*(each for each in known.get(coming.worker, ()) if each != step), step)
+        return found
+
+    def sent_through(self, epoch: int, reports: Sequence[Report]) -> None:
+        """Takes note of what the tasks of an epoch have sent to whom."""
+        got: dict[str, set[str]] = {}
+        for report in reports:
+            for worker, names in report.through.items():
+                got.setdefault(worker, set()).update(names)
+        with self._lock:
+            self._through = {known: sent for known, sent in self._through.items() if known >= epoch - 1 - LAG}
+            if got:
+                self._through[epoch] = got
 
     def _go_on(self) -> None:
         if not self._background:
@@ -171,7 +249,9 @@ class Replicator:
             told = self._told.get(worker)
             known = told.names.get(key, frozenset()) if told is not None else frozenset()
             lacking = set(told.progress.lacks.get(key, ())) if told is not None else set()
-        return sum(p.bytes for p in pieces if p.segment.name not in known or p.segment.name in lacking)
+            sent = {name for got in self._through.values() for name in got.get(worker, ())}
+        here = (known - lacking) | sent
+        return sum(piece.bytes for piece in pieces if piece.segment.name not in here)
 
     def lacks(self, slot: int, worker: str) -> int:
         """How many bytes of a slot's state, as of the last commit, a worker lacks; a few count as none."""
@@ -183,7 +263,14 @@ class Replicator:
         """Whether a worker has the state of a slot, or cannot be made to have it."""
         began = self._warming.get((slot, worker))
         waited = 0.0 if began is None else self._clock() - began
-        return not self.lacks(slot, worker) or waited > WARM_S or (not self.has_agent(worker) and waited > START_S)
+        if not self.lacks(slot, worker) or self._full(worker):
+            return True
+        return waited > WARM_S or (not self.has_agent(worker) and waited > START_S)
+
+    def _full(self, worker: str) -> bool:
+        with self._lock:
+            told = self._told.get(worker)
+        return told is not None and told.progress.full
 
     def warm(self, waiting: Mapping[int, str]) -> None:
         """Has workers hold the state of slots that are to go there, from now on."""
@@ -201,17 +288,48 @@ class Replicator:
         return self._bytes(key, coming.worker, pieces), self._bytes(key, coming.worker, older)
 
     def has_made(self, slot: int, recipe: Recipe) -> bool:
-        """Whether all replicas of a slot have what came out of a compaction, as far as that can be expected."""
-        pieces = [Piece(made, made.covers) for made in recipe.outputs]
-        members = [worker for worker in self.groups.get(slot, ()) if self.has_agent(worker)]
-        return not any(self._bytes(f"ahead {slot}", worker, pieces) for worker in members)
+        """Whether all who need what came out of a compaction for a slot have it, as far as that can be expected: its
+        replicas, and whoever has some of its ranges by now, or is about to."""
+        history, pieces = self._history, [Piece(made, made.covers) for made in recipe.outputs]
+        if history is None:
+            return True
+        needed = self._needed(slot, pieces, history, _placed(history))
+        return not any(
+            self._bytes(_ahead(slot), worker, parts)
+            for worker, parts in needed.items()
+            if self.has_agent(worker) and not self._full(worker)
+        )
+
+    def _needed(
+        self, slot: int, made: Sequence[Piece], history: History, placed: Mapping[int, str]
+    ) -> dict[str, list[Piece]]:
+        """Who needs what of that which a compaction has made for a slot, but for the worker that made it: its replicas
+        all of it, and others the ranges that they have by now, or are about to have."""
+        members = [*self.groups.get(slot, ()), *(worker for warmed, worker in self._warming if warmed == slot)]
+        found: dict[str, list[Piece]] = {worker: list(made) for worker in members}
+        with self._lock:
+            coming = list(self._coming.values())
+        for piece in made:
+            step = piece.segment.family.step
+            within: dict[str, list[Range]] = {}
+            for move in coming:
+                for known, ranges in move.parts:
+                    if known == step:
+                        within.setdefault(move.worker, []).extend(ranges)
+            if step in history.tables:
+                for span in piece.ranges:
+                    for part, owner in history.tables[step].cut(span):
+                        within.setdefault(placed.get(owner, ""), []).append(part)
+            for worker, spans in within.items():
+                ranges = clip(piece.ranges, coalesce(spans))
+                if ranges and worker not in members and worker != placed.get(slot):
+                    found.setdefault(worker, []).append(Piece(piece.segment, ranges))
+        return found
 
     def _can_be_prepared(self, key: str, worker: str) -> bool:
         """Whether it is of any use to wait: not where there is no agent, nor where there is no room."""
-        with self._lock:
-            told = self._told.get(worker)
-        if told is not None:
-            return not told.progress.full
+        if worker in self._told:
+            return not self._full(worker)
         return self._clock() - self._expected.get(key, 0.0) < START_S
 
     def _pieces(self, history: History) -> dict[int, list[Piece]]:
@@ -241,6 +359,15 @@ class Replicator:
             dict(self._addresses),
             dict(self._troubles),
         )
+
+    def taken(self) -> dict[str, tuple[int, float]]:
+        """How many bytes agents have got, from other workers and from the store, and how many seconds that took."""
+        with self._lock:
+            progress = [told.progress for told in self._told.values()]
+        return {
+            "replica": (sum(each.given for each in progress), sum(each.given_s for each in progress)),
+            "store": (sum(each.fetched for each in progress), sum(each.fetched_s for each in progress)),
+        }
 
     def close(self) -> None:
         """Ends the thread, and the agents."""
@@ -278,19 +405,22 @@ class Replicator:
         if not hosts:  # nobody answers just now
             return False
         self._start(hosts)
-        placed = {slot: worker for worker, slots in history.workers.items() for slot in slots}
+        placed = _placed(history)
         shares = self._pieces(history)
         sizes = {slot: sum(piece.bytes for piece in pieces) for slot, pieces in shares.items()}
         usable = {worker: host for worker, host in hosts.items() if worker in self._addresses}
         for worker in set(placed.values()) & set(hosts):  # its slots have replicas, even if it has no agent
             usable.setdefault(worker, hosts[worker])
-        self.groups = replica_groups(sizes, placed, usable, self._count, self.groups)
+        groups = replica_groups(sizes, placed, usable, self._count, self.groups)
+        known = self._loads.taken() if self._loads is not None else {}
+        self.groups = by_load(groups, placed, usable, known) if known else groups
         with self._lock:
             coming = dict(self._coming)
         complete = True
         addresses = self._addresses
+        ahead = {slot: self._needed(slot, made, history, placed) for slot, made in self._ahead().items()}
         for worker in sorted(addresses):
-            order = self._order(worker, history, shares, placed, coming)
+            order = self._order(worker, history, shares, placed, coming, ahead)
             before = self._told.get(worker)
             same = before is not None and before.order == order
             try:
@@ -349,6 +479,8 @@ class Replicator:
         with self._lock:
             self._addresses = {known: address for known, address in self._addresses.items() if known != worker}
             self._told.pop(worker, None)
+            for got in self._through.values():
+                got.pop(worker, None)
         self._agents.forget(worker)
         if why:
             self._troubles[worker] = why
@@ -361,8 +493,9 @@ class Replicator:
         shares: Mapping[int, Sequence[Piece]],
         placed: Mapping[int, str],
         coming: Mapping[str, Coming],
+        ahead: Mapping[int, Mapping[str, Sequence[Piece]]],
     ) -> Order:
-        wants, ahead = [], self._ahead()
+        wants = []
         for key, move in coming.items():
             if move.worker == worker:
                 pieces = pieces_of(history.manifest, move.parts)
@@ -374,8 +507,11 @@ class Replicator:
                 chain = upstream(slot, worker, placed, self.groups)
                 origins = tuple(self._addresses[other] for other in chain if other in self._addresses)
                 wants.append(Want(f"slot {slot}", tuple(shares.get(slot, ())), origins))
-                if slot in ahead:
-                    wants.append(Want(f"ahead {slot}", tuple(ahead[slot]), origins))
+        for slot, needed in ahead.items():
+            if worker in needed:
+                chain = upstream(slot, worker, placed, self.groups)
+                asked = tuple(self._addresses[other] for other in chain if other in self._addresses)
+                wants.append(Want(_ahead(slot), tuple(needed[worker]), asked))
         wanted = {piece.segment.name for want in wants for piece in want.pieces}
         recipes = tuple(each for each in self._recipes() if any(made.name in wanted for made in each.outputs))
         return Order(history.epoch, tuple(wants), recipes)
@@ -392,6 +528,15 @@ class Replicator:
         chain = [placed[slot] for slot in sorted(slots) if slot in placed]
         chain += [member for slot in sorted(slots) for member in self.groups.get(slot, ())]
         return [worker for worker in dict.fromkeys(chain) if worker in self._addresses]
+
+
+def _ahead(slot: int) -> str:
+    """The key of what compactions have made for a slot and no epoch has taken up yet."""
+    return f"ahead {slot}"
+
+
+def _placed(history: History) -> dict[int, str]:
+    return {slot: worker for worker, slots in history.workers.items() for slot in slots}
 
 
 def slot_pieces(history: History) -> dict[int, list[Piece]]:

@@ -25,7 +25,7 @@ from millstream.model.graph import Graph, Step
 from millstream.model.transform import Transform
 from millstream.protocol.epochs import History, Output, Plan
 from millstream.protocol.keyspace import Range
-from millstream.protocol.manifest import Family, Manifest, Piece
+from millstream.protocol.manifest import Family, Manifest, Piece, SegmentRef
 from millstream.protocol.routing import RoutingTable, Slot
 from millstream.protocol.time import NO_TIME, SourceClock, TimeRule
 from millstream.store.cache import CacheSettings
@@ -185,6 +185,18 @@ def epoch_task(
     )
 
 
+Give = Callable[[str, SegmentRef, bytes], None]
+"""Sends a segment to a worker. Raises `OSError` if that one has not got it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Here:
+    """What a task knows of where it runs: the worker, if that is known, and how others are reached, if they can be."""
+
+    worker: str = ""
+    give: Give | None = None
+
+
 @dataclass(frozen=True, slots=True)
 class SlotTask:
     """One slot's share of an attempt: the ranges it owns of each step, and its slice of the manifest.
@@ -202,6 +214,8 @@ class SlotTask:
     """Where it should run."""
     patience: int = -1
     """How many bytes of state may have to be fetched if it runs elsewhere; -1 for any number."""
+    through: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    """The workers that are about to take over something of it, and of which steps: they are sent what it writes."""
 
     def pack(self) -> bytes:
         return msgspec.msgpack.encode(self)

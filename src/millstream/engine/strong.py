@@ -20,9 +20,9 @@ from dataclasses import dataclass, replace
 import msgspec
 import xxhash
 
-from millstream.engine.host import Hosted, host
+from millstream.engine.host import NOWHERE, Hosted, host
 from millstream.engine.payload import INLINE_LIMIT
-from millstream.engine.spec import EpochTask, SlotTask, Spec
+from millstream.engine.spec import EpochTask, Here, SlotTask, Spec
 from millstream.errors import StoreUnavailable
 from millstream.protocol.epochs import Report
 from millstream.store import names
@@ -57,7 +57,7 @@ def host_once(
     mine: SlotTask,
     payloads: Iterable[bytes | memoryview],
     store: ObjectStore,
-    here: str = "",
+    here: Here = NOWHERE,
 ) -> Hosted | Kept:
     """As `host`; but where a step of the level has strong productions, what the first of all runs led to."""
     if not any(step.strong for step in spec.graph.steps if step.level == level):

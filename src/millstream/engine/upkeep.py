@@ -43,8 +43,10 @@ if TYPE_CHECKING:
 
 REST = 3.0
 RECIPES = 32
-AHEAD_S = 30.0
+AHEAD_S = 600.0
 """How long an edit waits for replicas to have its output."""
+MOST_AHEAD = 64
+"""How many edits of a slot wait at most: what waits is not read from, so state would fall into ever more pieces."""
 GARBAGE_EVERY = 16
 """Epochs between two garbage collections: each lists the store."""
 
@@ -106,7 +108,10 @@ class Upkeep:
 
     def _waits(self, edit: Edit) -> bool:
         recipe, slot, since = self._made.get(_outputs(edit), (None, 0, 0.0))
-        return recipe is not None and time.monotonic() - since < AHEAD_S and not self.replicated(slot, recipe)
+        if recipe is None or time.monotonic() - since >= AHEAD_S:
+            return False
+        waiting = sum(other == slot for _, other, _ in self._made.values())
+        return waiting <= MOST_AHEAD and not self.replicated(slot, recipe)
 
     def recipes(self) -> tuple[Recipe, ...]:
         """How the last compactions can be done again, those that are not committed yet, too."""

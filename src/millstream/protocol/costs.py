@@ -9,7 +9,8 @@ Rules
 - The *stall* is what the longest epoch takes longer, and *completion* the time from the command to the last round.
 - `auto` takes the least stall. Among those whose stalls differ by no more than the plan's own allowance (`stall_s`), it
   takes the one that is complete first.
-- Numbers are estimates, from bytes and from measured rates: they are there to choose by, and to be told.
+- Numbers are estimates, from bytes and from rates, as measured since the query was started, or else assumed: they are
+  there to choose by, and to be told.
 """
 
 from __future__ import annotations
@@ -17,12 +18,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from millstream.protocol.layout import Layout
+from millstream.protocol.layout import RATE, Layout
 from millstream.protocol.migration import MigrationPlan
 from millstream.protocol.strategies import PROTOCOLS, Strategy
-
-RATE = 125_000_000
-"""The bytes in a second that a worker is taken to fetch, where no limit is known: 1 Gbit/s."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,10 +96,8 @@ def by_protocol(plan: MigrationPlan, layout: Layout, strategy: Strategy) -> Migr
     )
     expected: dict[str, str] = {}
     if several and any(plan.rounds):
-        rate = float(layout.fetch_limit or RATE)
-        found = costs(
-            plan, Measured(layout.epoch_s or 1.0, rate, rate, _written(layout)), _total(layout), _held(plan, layout)
-        )
+        measured = Measured(layout.epoch_s or 1.0, layout.fetch_rate, layout.give_rate, _written(layout))
+        found = costs(plan, measured, _total(layout), _held(plan, layout))
         if found["direct"].stall_s > 0.01:  # else there is nothing to choose between
             expected = {name: str(cost) for name, cost in found.items()}
         chosen = choice(found, strategy.stall_s) if chosen == "auto" else chosen

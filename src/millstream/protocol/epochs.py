@@ -125,6 +125,9 @@ class Commit:
     """How long the epoch took, from its first plan to this."""
     replicas: dict[int, tuple[str, ...]] | None = None
     """The workers that hold replicas of each slot, told only when that has changed."""
+    rates: dict[str, float] | None = None
+    """The bytes in a second that a worker has been seen to get from the `store`, and from another as a `replica`; told
+    only when they are others than before."""
 
 
 Entry = Claim | Plan | Abort | Commit
@@ -180,6 +183,7 @@ class History:
     samples: dict[str, tuple[bytes, ...]] = field(default_factory=dict)
     took_ms: int = 0
     replicas: dict[int, tuple[str, ...]] = field(default_factory=dict)
+    rates: dict[str, float] = field(default_factory=dict)
     tried: dict[int, int] = field(default_factory=dict)
     """How often the first epoch of a modification that is under way has been planned, by the command's number."""
 
@@ -283,6 +287,7 @@ class History:
             samples={**before.samples, **commit.samples},
             took_ms=commit.took_ms,
             replicas=self.replicas if commit.replicas is None else commit.replicas,
+            rates=self.rates if commit.rates is None else commit.rates,
             tried={
                 number: count
                 for number, count in self.tried.items()
@@ -448,6 +453,8 @@ class Report:
     """Whether it did nothing for that reason."""
     loads: dict[str, bytes] = field(default_factory=dict)
     """What the level's steps had to do here, packed (see `protocol.statistics`)."""
+    through: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    """The segments that workers have got which are about to take over something of this slot."""
 
 
 @dataclass(frozen=True, slots=True)

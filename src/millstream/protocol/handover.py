@@ -7,7 +7,9 @@ Rules
   routing table says who is: so there is no moment with two owners, or none (G4), whatever dies when.
 - A round is cut over when the worker that lacks most of it lacks no more than the plan's `budget`, in bytes: these are
   fetched inside the epoch, and every key waits for the slowest slot. Otherwise the round is postponed; until there is
-  nothing lacking but what the last epochs have written, of which there would be as much after the next ones.
+  nothing lacking but what the last epochs have written, of which there would be as much after the next ones. Then one
+  more epoch *writes through*: the origins send what they write to the targets, too, before it is committed; and so do
+  those of a round that is due next, in every epoch. After that the round is cut over, and as a rule nothing is lacking.
 - If that takes longer than the plan's `deadline_s`, the migration ends where it is: the rounds that are done stay, and
   of all others the origins stay in charge.
 - Several rounds are prepared ahead, as many as `AHEAD` bytes allow, so that the epochs need not wait for each other.

@@ -8,6 +8,9 @@ from dataclasses import dataclass, field
 from millstream.protocol.manifest import Manifest
 from millstream.protocol.routing import RoutingTable
 
+RATE = 125_000_000
+"""The bytes in a second that a worker is taken to fetch, where nothing is known: 1 Gbit/s."""
+
 
 @dataclass(frozen=True, slots=True)
 class Layout:
@@ -28,6 +31,19 @@ class Layout:
     """The workers that hold replicas of each slot."""
     epoch_s: float = 0.0
     """How long the last epoch took; 0 if that is not known."""
+    rates: Mapping[str, float] = field(default_factory=dict)
+    """The bytes in a second that a worker was seen to get from the `store`, and from another as a `replica`."""
+
+    @property
+    def fetch_rate(self) -> float:
+        """The bytes in a second that a worker fetches: as measured, at most the limit."""
+        measured = self.rates.get("store") or float(self.fetch_limit or RATE)
+        return min(measured, self.fetch_limit) if self.fetch_limit else measured
+
+    @property
+    def give_rate(self) -> float:
+        """The bytes in a second that a worker gets from another; as many as it fetches, if that is not known."""
+        return self.rates.get("replica") or self.fetch_rate
 
     @property
     def owners(self) -> set[int]:

@@ -22,7 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from millstream.errors import UserError
-from millstream.protocol.costs import RATE, by_protocol
+from millstream.protocol.costs import by_protocol
 from millstream.protocol.keyspace import LAST, Hashes, Range, width
 from millstream.protocol.layout import Layout
 from millstream.protocol.manifest import Manifest
@@ -561,7 +561,7 @@ def _plan(
         generation=layout.generation if drains else 0,
         fetch_limit=layout.fetch_limit,
         placement={worker: tuple(sorted(slots)) for worker, slots in sorted(layout.placement.items())},
-        budget=round(strategy.stall_s * (layout.fetch_limit or RATE)),
+        budget=round(strategy.stall_s * layout.fetch_rate),
         deadline_s=float(strategy.deadline_s),
     )
     return by_protocol(plan, layout, strategy)

@@ -7,6 +7,8 @@ Rules
 - Workers are filled as bins are packed: the largest slots first, each to the workers with the fewest bytes of replicas.
 - As little as possible moves: a member stays while its worker is there and may be a member, unless that worker has more
   than `SLACK` times its share, and another has room.
+- By load (`by_load`), members go where load falls when that of the slot rises, so that what has to leave a worker that
+  has too much of it finds its state where there is room; as far as that is worth the transfers (see `allocation`).
 - A slot whose worker is gone keeps the members that it has, and gets no others, until it has a worker again: they are
   what it goes on from.
 - A group is a chain: each member takes what it lacks from the one before it, the first from the slot's own worker. If
@@ -18,7 +20,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
+
+from millstream.protocol.allocation import improved
 from millstream.protocol.compaction import Job
+from millstream.protocol.loads import Allocation, Loads
 from millstream.protocol.manifest import Piece, SegmentRef
 
 SLACK = 1.5
@@ -70,6 +76,42 @@ def replica_groups(
         if placed[slot] not in hosts:
             groups[slot] = [worker for worker in before.get(slot, ()) if worker in hosts]
     return {slot: tuple(groups[slot]) for slot in sorted(groups)}
+
+
+def by_load(
+    groups: Mapping[int, Sequence[str]],
+    placed: Mapping[int, str],
+    hosts: Mapping[str, str],
+    history: Mapping[int, Sequence[float]],
+) -> Groups:
+    """The groups, with members that suit the loads that slots have had, period by period, if these are better enough.
+
+    >>> day, night = [9, 1, 9, 1] * 4, [1, 9, 1, 9] * 4
+    >>> groups, placed = {0: ["b"], 1: ["a"], 2: ["d"], 3: ["c"]}, {0: "a", 1: "b", 2: "c", 3: "d"}
+    >>> by_load(groups, placed, dict(zip("abcd", "wxyz")), {0: day, 1: day, 2: night, 3: night})
+    {0: ('c',), 1: ('d',), 2: ('a',), 3: ('b',)}
+    """
+    workers = sorted(hosts)
+    numbers = {worker: number for number, worker in enumerate(workers)}
+    slots = [slot for slot in sorted(groups) if groups[slot] and placed.get(slot) in numbers and slot in history]
+    many = max((len(groups[slot]) for slot in slots), default=0)
+    if len(slots) < 2 or not many or len(workers) < 3:
+        return {slot: tuple(members) for slot, members in groups.items()}
+    loads = Loads(
+        np.array([history[slot] for slot in slots], float),
+        np.array([numbers[placed[slot]] for slot in slots], np.int32),
+        len(workers),
+        np.array([hosts[worker] for worker in workers]),
+    )
+    now = np.full((len(slots), many), -1, np.int32)
+    for row, slot in enumerate(slots):
+        members = [numbers[member] for member in groups[slot] if member in numbers]
+        now[row, : len(members)] = members
+    found = improved(loads, Allocation(now), spread=SLACK).places
+    better = {
+        slot: tuple(workers[place] for place in found[row].tolist() if place >= 0) for row, slot in enumerate(slots)
+    }
+    return {slot: better.get(slot, tuple(members)) for slot, members in groups.items()}
 
 
 def _crowded(worker: str, slot: int, placed: Mapping[int, str], group: Sequence[str], hosts: Mapping[str, str]) -> bool:
@@ -144,6 +186,9 @@ class Progress:
     fetched: int = 0
     made: int = 0
     sent: int = 0
+    given_s: float = 0.0
+    fetched_s: float = 0.0
+    """How long it took to get what peers gave, and what came from the store."""
     full: bool = False
     """Whether it waits because there is no room."""
     trouble: str = ""

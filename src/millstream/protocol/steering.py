@@ -10,6 +10,8 @@ Rules
   at a time.
 - A command that makes no sense is refused with a reason, and changes nothing else.
 - A modification that has been prepared takes effect in the next plan, unless it must wait (`protocol.modification`).
+- What an epoch cost its commands is known once it is over, so the epoch after it tells: an outcome that is over may
+  still gain what its last epoch cost, and nothing else but that its worker is empty.
 
 `STATES` are those of an outcome, and what may follow each.
 """
@@ -82,7 +84,8 @@ class Outcome:
     reached_ms: dict[str, int] = field(default_factory=dict)
     """Of a modification: when it came to be `validated` and `prepared`, by the driver's clock."""
     stall_ms: float = 0.0
-    """How long the longest of its epochs took, as far as its driver has seen them."""
+    """How long the longest of its epochs took, as far as its driver has seen them. This and what follows of costs is
+    told an epoch late: that of the last round comes with the first epoch after it is over."""
     since_ms: int = 0
     """Since when its next round has been waiting for what it brings to be there, by the driver's clock; 0 if it is
     not."""
@@ -90,6 +93,16 @@ class Outcome:
     """How many bytes were lacking when that was last looked at."""
     empty_ms: int = 0
     """Of a drain: when nothing ran on the worker any more, by the driver's clock; 0 before."""
+    began_ms: int = 0
+    """When it began, by the driver's clock; 0 before."""
+    waited_ms: int = 0
+    """How long its rounds have waited for what they bring to be there, all together."""
+    fetch_ms: float = 0.0
+    """How long the tasks of its epochs have fetched state: the slowest of each epoch, all epochs together."""
+    load_ms: float = 0.0
+    """How long they took to check and map it."""
+    sources: dict[str, int] = field(default_factory=dict)
+    """Where the bytes came from that these had not read before: `cache`, `replica` or `store`; see `EpochFacts`."""
 
     @property
     def over(self) -> bool:
@@ -127,6 +140,15 @@ class Heard:
 
 
 @dataclass(frozen=True, slots=True)
+class Spent:
+    """What an epoch's tasks spent on state that they had not read before: milliseconds, and bytes by their source."""
+
+    fetch_ms: float = 0.0
+    load_ms: float = 0.0
+    sources: Mapping[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
 class Facts:
     """What a decision is made from. `plans` are what the commands ask for that are waiting or running, but for those
     that are `unread`, because the store cannot be read now. `workers` are those of the last epoch, and their slots.
@@ -155,6 +177,12 @@ class Facts:
     lacking: Mapping[int, tuple[int, int]] = field(default_factory=dict)
     """Of migrations, how many bytes the worker that lacks most of the next round would have to fetch, and how many of
     these are older than the last epochs. Of those that are not here, nothing can be prepared."""
+    through: Collection[int] = ()
+    """The migrations whose next round was written through in the last epoch, as far as that can be done."""
+    started_ms: int = 0
+    """When this driver began, by its clock: nothing was prepared while there was none."""
+    spent: Spent = field(default_factory=Spent)
+    """On state, in the last committed epoch."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,14 +252,27 @@ class _Course:
         """Notes how long the last epoch took, for the commands that had a part in it; and which workers are empty."""
         for number, outcome in self.facts.outcomes.items():
             mine = 0 <= outcome.began <= self.facts.epoch - 1 <= outcome.last
-            if mine and self.facts.took_ms > outcome.stall_ms:
-                seen = replace(outcome, stall_ms=round(self.facts.took_ms, 1))
+            seen = self._with_cost(outcome) if mine and self.facts.took_ms else outcome
+            if seen != outcome:
                 self.changed[number] = seen
                 if number in self.live:
                     self.live[number] = seen
             if outcome.drains in self.facts.empty and leaving(outcome, self.facts.generation):
                 known, trouble = self.changed.get(number, outcome), self.facts.empty[outcome.drains]
                 self.changed[number] = replace(known, reason=trouble, empty_ms=0 if trouble else self.facts.clock_ms)
+
+    def _with_cost(self, outcome: Outcome) -> Outcome:
+        """With what the last epoch, in which it had a part, took and spent."""
+        spent, sources = self.facts.spent, dict(outcome.sources)
+        for source, size in spent.sources.items():
+            sources[source] = sources.get(source, 0) + size
+        return replace(
+            outcome,
+            stall_ms=max(outcome.stall_ms, round(self.facts.took_ms, 1)),
+            fetch_ms=round(outcome.fetch_ms + spent.fetch_ms, 1),
+            load_ms=round(outcome.load_ms + spent.load_ms, 1),
+            sources=sources,
+        )
 
     def answer(self, heard: Heard) -> None:
         self.control = heard.number + 1
@@ -383,7 +424,13 @@ class _Course:
                     self._cut_over(self._begun(outcome), plan)
 
     def _begun(self, outcome: Outcome) -> Outcome:
-        return replace(outcome, state="running", began=self.facts.epoch, generation=self.facts.generation)
+        return replace(
+            outcome,
+            state="running",
+            began=self.facts.epoch,
+            generation=self.facts.generation,
+            began_ms=self.facts.clock_ms,
+        )
 
     def _is_time(self, plan: MigrationPlan) -> bool:
         facts = self.facts
@@ -392,10 +439,12 @@ class _Course:
     def _cut_over(self, outcome: Outcome, plan: MigrationPlan) -> None:
         """Carries the next round out, or has it wait for what it brings."""
         lacking, older = self.facts.lacking.get(outcome.number, (0, 0)) if plan.prepared else (0, 0)
-        if lacking <= plan.budget or (outcome.since_ms and not older):
-            self._round(replace(outcome, since_ms=0, lacking=lacking), plan)
+        if lacking <= plan.budget or (outcome.number in self.facts.through and not older):
+            waited_ms = self.facts.clock_ms - self._since(outcome) if outcome.since_ms else 0
+            outcome = replace(outcome, since_ms=0, lacking=lacking, waited_ms=outcome.waited_ms + waited_ms)
+            self._round(outcome, plan)
             return
-        since_ms = outcome.since_ms or self.facts.clock_ms
+        since_ms = self._since(outcome)
         if self.facts.clock_ms - since_ms > plan.deadline_s * 1000:
             reason = (
                 f"round {outcome.done} was not prepared within {plan.deadline_s:g} s: {lacking:,} bytes are still "
@@ -404,6 +453,10 @@ class _Course:
             self.note(replace(outcome, state="cancelled", reason=reason))
         else:
             self.note(replace(outcome, since_ms=since_ms, lacking=lacking))
+
+    def _since(self, outcome: Outcome) -> int:
+        """Since when its next round has been waiting, or does from now on."""
+        return max(outcome.since_ms or self.facts.clock_ms, min(self.facts.started_ms, self.facts.clock_ms))
 
     def _round(self, outcome: Outcome, plan: MigrationPlan) -> None:
         self.tables.update(plan.after(self.tables, outcome.done))

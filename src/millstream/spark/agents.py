@@ -12,7 +12,8 @@ from __future__ import annotations
 import importlib
 import logging
 import secrets
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -22,8 +23,10 @@ from pyspark.errors import PySparkException
 
 from millstream.protocol.compaction import Job
 from millstream.protocol.manifest import Edit
+from millstream.protocol.reach import DRIVER, Link
 from millstream.protocol.replication import Order, Progress
 from millstream.spark.exchange import Exchange
+from millstream.spark.tasks import Doors
 from millstream.store.agent import FlightPeer, Settings, launch
 from millstream.store.cache import executor, executor_id
 from millstream.store.names import Maker
@@ -50,6 +53,9 @@ class SparkAgents:
         self._exchange, self._workers = exchange, workers
         self._settings = replace(settings, token=secrets.token_hex(16))
         self._peers: dict[str, FlightPeer] = {}
+        self._addresses: dict[str, str] = {}  # also of agents that did not answer
+        self.links: frozenset[Link] = frozenset()
+        """The links that have been seen to let something through. Ports may be closed between workers that are not."""
 
     def hosts(self) -> Mapping[str, str]:
         try:
@@ -77,12 +83,20 @@ class SparkAgents:
             if started.address:
                 found[started.executor] = started.address
                 self._peers[started.executor] = self._peer(started.address)
+                self._addresses[started.executor] = started.address
             elif started.trouble:
                 _LOG.warning("worker %s has no agent: %s", started.executor, started.trouble)
+        if found:
+            self.reached()
         return found
 
     def _peer(self, address: str) -> FlightPeer:
         return FlightPeer(address, self._settings.token, self._settings.query)
+
+    def doors(self, workers: Collection[str]) -> Doors | None:
+        """How tasks reach the agents of these workers, if any of them has one."""
+        found = {worker: peer.address for worker, peer in self._peers.copy().items() if worker in workers}
+        return Doors(self._settings.token, self._settings.query, found) if found else None
 
     def tell(self, worker: str, order: Order) -> Progress:
         return self._of(worker).tell(order)
@@ -109,6 +123,30 @@ class SparkAgents:
             return None
         finally:
             peer.close()
+
+    def reached(self) -> dict[str, list[str]]:
+        """Who reaches whom now: the agents that answer the driver, and those that each of them reaches."""
+        there = self.hosts()
+        known = {worker: address for worker, address in dict(self._addresses).items() if worker in there}
+        workers = {address: worker for worker, address in known.items()}
+
+        def ask(worker: str) -> list[str] | None:
+            peer = self._peer(known[worker])  # of its own, as for a compaction
+            try:
+                others = peer.reach([address for other, address in known.items() if other != worker])
+                return [workers[address] for address in others if address in workers]
+            except OSError as error:
+                _LOG.debug("%s", error)
+                return None
+            finally:
+                peer.close()
+
+        with ThreadPoolExecutor(max(1, len(known))) as pool:
+            answers = dict(zip(known, pool.map(ask, known), strict=True))
+        found = {worker: others for worker, others in answers.items() if others is not None}
+        reached = {DRIVER: list(found), **found}
+        self.links |= {frozenset((one, other)) for one, others in reached.items() for other in others}
+        return reached
 
     def forget(self, worker: str) -> None:
         peer = self._peers.pop(worker, None)

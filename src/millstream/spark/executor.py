@@ -10,6 +10,9 @@ Rules
 - Where replicas are kept, a task of a lost worker that Spark runs anywhere else gives up instead of fetching its state,
   and the next attempt runs it where a replica is. Workers that are kept warm by their processes stay so: the job is
   cancelled only if it is not over soon after the loss.
+- Spark learns from its own timeouts that nothing gets through between two executors, which takes minutes, and then runs
+  the same tasks there again. So while a job takes long, agents are asked whom they reach, and a worker that is cut off
+  (`protocol.reach`) is left out for a while: Spark runs nothing there, and the next attempt does without it.
 - A job that Spark gives up is an `ExecutionFailed`: the attempt is aborted and planned again.
 """
 
@@ -33,16 +36,22 @@ from millstream.engine.spec import EpochTask, SlotTask
 from millstream.protocol.compaction import Job
 from millstream.protocol.epochs import Report
 from millstream.protocol.manifest import Edit
+from millstream.protocol.reach import Link, broken_links, cut_off
 from millstream.spark import tasks
 from millstream.spark.agents import SparkAgents
 from millstream.spark.exchange import Exchange, Places
 from millstream.spark.limits import LATE, time_limit
+from millstream.spark.population import Population
 from millstream.spark.session import is_local
 from millstream.store.agent import Settings
 from millstream.store.names import Maker
 
-GRACE_S = 1.0
+GRACE_S = 0.4
 """How long a job of a lost worker may go on."""
+STUCK_S = 10.0
+"""How long no task of a job finishes before it is looked whether all workers reach each other, and how often then."""
+AGAIN_S = 3.0
+"""How long after that it is looked again, if some do not."""
 
 _LOG = logging.getLogger("millstream")
 
@@ -56,9 +65,14 @@ class SparkExecutor:
         self._local = is_local(spark)
         self._workers: dict[str, str] = {}
         self._lost_at = 0.0
+        self._look_at = 0.0
+        self._finished_before = -1
+        self._suspect: frozenset[Link] = frozenset()
+        self._stuck: list[int] = []
         self._cores: dict[str, float] = {}
         self.placer = Placer(lambda: ["driver"] if self._local else self.workers())
         self._leaving: frozenset[str] = frozenset()
+        self._population = Population(spark, lambda: self._present() - self._decommissioned())
         self.agents: SparkAgents | None = None
         if settings is not None and not self._local:
             self.agents = SparkAgents(self._exchange, self.workers, settings)
@@ -69,8 +83,16 @@ class SparkExecutor:
         used = {self.placer.placed[slot.home] for slot in slots if slot.home in self.placer.placed}
         replicas = self.placer.replicas
         patient = any(slot.patience < 0 for slot in slots)
-        watch = (lambda: self._lost(used)) if replicas is not None and replicas.kept and not patient else None
-        with time_limit(self._spark.sparkContext, limit_s, watch) as ended:
+        self._population.try_again()
+        follow = replicas is not None and replicas.kept and not patient
+        self._look_at = time.monotonic() + STUCK_S
+        self._finished_before, self._suspect = -1, frozenset()
+
+        def watch() -> str:
+            return (self._lost(used) if follow else "") or self._parted()
+
+        watch_it = watch if self.agents is not None else None
+        with time_limit(self._spark.sparkContext, limit_s, watch_it, self._interrupt) as ended:
             try:
                 return self._run(spec, task, slots, records)
             except ExecutionFailed as error:
@@ -90,9 +112,66 @@ class SparkExecutor:
             return ""
         return f"worker {gone[0]} is lost; its slots go to where their replicas are"
 
+    def _parted(self) -> str:
+        """Which workers are cut off from others, as a sentence; they are left out from now on. Now and then only."""
+        if self.agents is None or time.monotonic() < self._look_at:
+            return ""
+        finished = self._finished()
+        if finished != self._finished_before:  # it goes on, if slowly
+            self._finished_before, self._suspect = finished, frozenset()
+            self._look_at = time.monotonic() + STUCK_S
+            return ""
+        workers = list(self.workers())
+        looked = broken_links(self.agents.reached(), workers) & self.agents.links
+        broken, self._suspect = looked & self._suspect, looked
+        self._look_at = time.monotonic() + (AGAIN_S if looked and not broken else STUCK_S)
+        slots: dict[str, list[int]] = {worker: [] for worker in workers}
+        for slot, worker in self.placer.placed.items():
+            slots.setdefault(worker, []).append(slot)
+        told = []
+        for worker in cut_off(broken, slots):
+            if len(self.workers()) > 1:
+                others = sorted(end for link in broken if worker in link for end in link - {worker})
+                try:
+                    self._population.leave_out([worker])
+                except Py4JError as error:
+                    _LOG.warning("worker %s is cut off, and Spark goes on using it: %s", worker, _reason(error))
+                    continue
+                told.append(f"worker {worker} is left out: nothing gets through to {', '.join(others)}")
+        if told:
+            _LOG.warning("%s", "; ".join(told))
+            self._stuck = self._running()
+        return "; ".join(told)
+
+    def _running(self) -> list[int]:
+        """The tasks that run now, by Spark's numbers."""
+        store: Any = self._spark.sparkContext._jsc.sc().statusStore()
+        stages, found = store.activeStages(), list[int]()
+        for stage in (stages.apply(i) for i in range(stages.size())):
+            tasks = store.taskList(stage.stageId(), stage.attemptId(), 1 << 20)
+            each = (tasks.apply(i) for i in range(tasks.size()))
+            found += [int(task.taskId()) for task in each if task.status() == "RUNNING"]
+        return found
+
+    def _interrupt(self) -> None:
+        """Interrupts what waited for workers that are cut off, once its job has been cancelled: it would wait for
+        minutes. Where a worker is lost, tasks end by themselves, and their Python workers stay."""
+        stuck, self._stuck = self._stuck, []
+        context: Any = self._spark.sparkContext._jsc.sc()
+        for task in stuck:
+            context.killTaskAttempt(task, True, "it waits for a worker that is cut off")
+
+    def _finished(self) -> int:
+        """How many tasks of the jobs that run have finished."""
+        tracker = self._spark.sparkContext.statusTracker()
+        stages = [tracker.getStageInfo(stage) for stage in tracker.getActiveStageIds()]
+        return sum(stage.numCompletedTasks for stage in stages if stage is not None)
+
     def _run(
         self, spec: bytes, task: EpochTask, slots: Sequence[SlotTask], records: DataFrame
     ) -> tuple[list[Report], int]:
+        through = {worker for slot in slots for worker in slot.through}
+        doors = self.agents.doors(through) if self.agents is not None and through else None
         try:
             messages: RDD[bytes] = RDD(
                 records._jdf.toArrowBatchRdd().toJavaRDD(), self._spark.sparkContext, NoOpSerializer()
@@ -100,7 +179,7 @@ class SparkExecutor:
             found, producers = self._exchange.run(
                 messages,
                 tasks.router(spec, task),
-                [tasks.hoster(spec, task, level) for level in range(1, task.depth + 1)],
+                [tasks.hoster(spec, task, level, doors) for level in range(1, task.depth + 1)],
                 [slot.pack() for slot in slots],
                 self.places([slot.home for slot in slots]),
             )
@@ -134,16 +213,12 @@ class SparkExecutor:
     def retire(self, workers: Collection[str]) -> dict[str, str]:
         others = set(self.workers()) - set(workers)
         context: Any = self._spark.sparkContext._jsc.sc()
-        jvm: Any = self._spark.sparkContext._jvm
         if self._local or not others:
             return dict.fromkeys(workers, "there is no other worker by now, so Spark goes on using it")
         try:
             told = set(workers) & set(self._workers)
-            for worker in sorted(told):
-                info = jvm.org.apache.spark.scheduler.ExecutorDecommissionInfo(
-                    "drained by Millstream", jvm.scala.Option.apply(None)
-                )
-                context.schedulerBackend().decommissionExecutor(worker, info, False, False)
+            if told:
+                self._population.give_back(told)
             running = context.taskScheduler().runningTasksByExecutors()
             busy = {worker for worker in workers if running.contains(worker) and running.apply(worker) > 0}
         except Py4JError:
@@ -161,15 +236,7 @@ class SparkExecutor:
         return self._cores
 
     def request(self, more: int) -> int:
-        context: Any = self._spark.sparkContext._jsc.sc()
-        try:
-            done = not self._local and context.requestExecutors(more)
-        except Py4JError as error:
-            _LOG.warning("workers cannot be asked for: %s", _reason(error))
-            return 0
-        if not done:
-            _LOG.warning("%s more workers are needed, and this cluster's scheduler does not take requests", more)
-        return more if done else 0
+        return 0 if self._local else self._population.ask(more)
 
     def _summaries(self) -> Iterator[Any]:
         context: Any = self._spark.sparkContext._jsc.sc()

@@ -4,6 +4,7 @@ that makes their result useless.
 
 from __future__ import annotations
 
+import logging
 import secrets
 import threading
 import time
@@ -13,6 +14,8 @@ from dataclasses import dataclass
 
 from py4j.protocol import Py4JError
 from pyspark import SparkContext
+
+_LOG = logging.getLogger("millstream")
 
 LATE = "late"
 LOOK_S = 0.2
@@ -26,11 +29,17 @@ class Ended:
 
 
 @contextmanager
-def time_limit(sc: SparkContext, seconds: float | None, watch: Callable[[], str] | None = None) -> Iterator[Ended]:
+def time_limit(
+    sc: SparkContext,
+    seconds: float | None,
+    watch: Callable[[], str] | None = None,
+    after: Callable[[], None] = lambda: None,
+) -> Iterator[Ended]:
     """Cancels the jobs that this thread starts inside the block if it lasts longer, or as soon as `watch`, which is
     called now and then, says why they should be.
 
     Spark ends the Python workers of cancelled tasks that do not end by themselves (`spark.python.task.killTimeout`).
+    `after` is called then: tasks are not interrupted by this, because their Python workers would be lost with them.
     """
     ended = Ended()
     if seconds is None and watch is None:
@@ -50,8 +59,10 @@ def time_limit(sc: SparkContext, seconds: float | None, watch: Callable[[], str]
                 ended.why = LATE if late else watch() if watch is not None else ""
                 if ended.why:
                     sc.cancelJobsWithTag(tag)
+                    after()
                     return
-            except (Py4JError, OSError):  # the session is gone, and with it the jobs
+            except (Py4JError, OSError) as error:  # the session is gone, and with it the jobs
+                _LOG.debug("jobs are no longer watched: %s", error)
                 return
 
     sc.addJobTag(tag)

@@ -125,6 +125,26 @@ def check_session(spark: Any) -> SparkSession:
     return spark
 
 
+def pause_trouble(spark: SparkSession, settings: Mapping[str, str], trigger: Mapping[str, Any]) -> str:
+    """What dynamic allocation does to a query whose epochs are far apart: Spark takes executors away in between, and
+    with them all that their workers hold. Empty if it does not come to that."""
+    allocated = settings.get("spark.dynamicAllocation.enabled", "false").lower() == "true"
+    kept = settings.get("spark.dynamicAllocation.minExecutors", "0") not in ("", "0")
+    if not allocated or kept or "processingTime" not in trigger:
+        return ""
+    jvm: Any = spark.sparkContext._jvm
+    idle = settings.get("spark.dynamicAllocation.executorIdleTimeout", "60s")
+    after_s = jvm.org.apache.spark.network.util.JavaUtils.timeStringAsSec(idle)
+    apart_ms = jvm.org.apache.spark.sql.streaming.Trigger.ProcessingTime(str(trigger["processingTime"])).intervalMs()
+    if apart_ms < 1000 * after_s:
+        return ""
+    return (
+        f"epochs are {trigger['processingTime']} apart, and Spark takes executors away that have been idle for {idle} "
+        "(spark.dynamicAllocation.executorIdleTimeout): each epoch would begin with workers that hold no state. Set a "
+        "longer time, or spark.dynamicAllocation.minExecutors"
+    )
+
+
 _LOCK = threading.Lock()
 _BORROWED: dict[tuple[str, str], tuple[str | None, int]] = {}
 """Settings that queries being started have changed: by session and key, the user's value and how many need ours."""

@@ -8,9 +8,8 @@ Rules
 
 from __future__ import annotations
 
-import contextlib
-import ctypes
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from functools import lru_cache, partial
 from typing import Any
 
@@ -22,14 +21,15 @@ from millstream.engine.rehearsal import rehearse
 from millstream.engine.route import route
 from millstream.engine.sample import Samples
 from millstream.engine.shipping import ensure
-from millstream.engine.spec import EpochTask, SlotTask, Spec, unpack
+from millstream.engine.spec import EpochTask, Here, SlotTask, Spec, unpack
 from millstream.engine.strong import host_once
 from millstream.errors import StoreUnavailable
 from millstream.protocol.compaction import Job
-from millstream.protocol.manifest import Edit
+from millstream.protocol.manifest import Edit, SegmentRef
+from millstream.store.agent import FlightPeer
 from millstream.store.cache import CacheSettings, executor, executor_id, open_cache
 from millstream.store.journal import check_format
-from millstream.store.merge import merge
+from millstream.store.merge import give_memory_back, merge
 from millstream.store.names import Maker
 from millstream.store.objects import ObjectStore, open_store
 from millstream.store.segments import CACHE
@@ -94,11 +94,33 @@ def united_schema(spec: Spec) -> pa.Schema:
     return pa.schema(fields)
 
 
-def hoster(spec_bytes: bytes, task: EpochTask, level: int) -> Any:
-    return partial(_host, spec_bytes, task, level)
+@dataclass(frozen=True, slots=True)
+class Doors:
+    """How a task reaches the agents of other workers."""
+
+    token: str
+    query: str
+    addresses: dict[str, str]
+
+    def give(self, worker: str, ref: SegmentRef, data: bytes) -> None:
+        """Sends a segment to a worker."""
+        if worker not in self.addresses:
+            raise OSError(f"worker {worker} has no agent")
+        _peer(self.addresses[worker], self.token, self.query).take(ref, data)
 
 
-def _host(spec_bytes: bytes, task: EpochTask, level: int, pairs: Iterable[tuple[bytes, bytes]]) -> Iterator[Any]:
+@lru_cache(maxsize=16)
+def _peer(address: str, token: str, query: str) -> FlightPeer:
+    return FlightPeer(address, token, query)
+
+
+def hoster(spec_bytes: bytes, task: EpochTask, level: int, doors: Doors | None = None) -> Any:
+    return partial(_host, spec_bytes, task, level, doors)
+
+
+def _host(
+    spec_bytes: bytes, task: EpochTask, level: int, doors: Doors | None, pairs: Iterable[tuple[bytes, bytes]]
+) -> Iterator[Any]:
     spec = unpack(spec_bytes)
     mine: SlotTask | None = None
     payloads = []
@@ -109,7 +131,8 @@ def _host(spec_bytes: bytes, task: EpochTask, level: int, pairs: Iterable[tuple[
             payloads.append(payload)
     assert mine is not None, "a located partition without its slot"
     store = store_of(spec)
-    hosted = host_once(spec, task, level, mine, payloads, store, executor_id(executor()))
+    here = Here(executor_id(executor()), None if doors is None else doors.give)
+    hosted = host_once(spec, task, level, mine, payloads, store, here)
     if level == spec.graph.depth:
         yield msgspec.msgpack.encode(hosted.reports)
         return
@@ -127,15 +150,8 @@ def _compact(spec_bytes: bytes, tasks: Iterable[bytes]) -> Iterator[bytes]:
     for data in tasks:
         job, maker, slot = msgspec.msgpack.decode(data, type=tuple[Job, Maker, int])
         edit: Edit = merge(store_of(spec), CACHE, job, maker, slot)
-        _give_memory_back()
+        give_memory_back()
         yield msgspec.msgpack.encode(edit)
-
-
-def _give_memory_back() -> None:
-    """A merge needs more memory than the epochs that follow it, and allocators would keep it for ever."""
-    pa.default_memory_pool().release_unused()
-    with contextlib.suppress(AttributeError, OSError):  # glibc only
-        ctypes.CDLL(None).malloc_trim(0)
 
 
 def prober(spec_bytes: bytes, name: str, expected: bytes, samples: Samples | None = None) -> Any:

@@ -4,12 +4,15 @@ replicas that this one should hold (see `replica`). Workers talk to each other h
 Rules
 -----
 - There is one per worker and query. It is started by a Spark task, on the address that Spark has for the executor, and
-  ends with the executor, with the query, or when no driver has spoken to it for `LEASE_S`. Nothing of it stays.
+  ends with the executor, with the query, or when no driver has spoken to it for `LEASE_S`. Nothing of it stays; if the
+  executor has ended, nothing of its cache does either.
 - Every call carries the token of the query's driver, and the query: whoever has not both is refused. The token never
   stands in a command line or a file.
 - Flow is controlled by whoever receives: nothing is sent that was not asked for, and nobody asks for more than
   `held.FETCH_TOGETHER` bytes before what came is on its disk. A slow disk slows down its own replicas, and fills
   nobody's memory.
+- Nobody sends what was not asked for, but for one case: in the last epoch before a range changes hands, the origin's
+  task sends what it writes to the target's agent (`take`), a segment at a time, and does not wait for long.
 - Whoever is given something checks it. An agent that is wrong, or another server at its address, costs time.
 - It runs at a lower priority than Spark's tasks. Compactions run here, so that no epoch's task waits behind one.
 """
@@ -20,12 +23,14 @@ import contextlib
 import hmac
 import os
 import select
+import shutil
 import signal
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
@@ -36,12 +41,12 @@ import pyarrow.flight as flight
 
 from millstream.errors import StoreUnavailable
 from millstream.protocol.compaction import Job
-from millstream.protocol.manifest import Edit
+from millstream.protocol.manifest import Edit, SegmentRef
 from millstream.protocol.replication import Order, Progress
 from millstream.store.cache import CacheSettings, Limiter, WorkerCache, open_cache
 from millstream.store.chunks import Span
 from millstream.store.journal import check_format
-from millstream.store.merge import merge
+from millstream.store.merge import give_memory_back, merge
 from millstream.store.names import Maker
 from millstream.store.objects import ObjectStore, open_store
 from millstream.store.replica import Keeper
@@ -53,10 +58,16 @@ START_S = 30.0
 """How long an agent may take to begin."""
 CALL_S = 5.0
 """How long a peer may take to answer, in seconds, without what the bytes take by themselves."""
+REACH_S = 2.0
+"""How long it may take if it is only to be found out whether it answers at all."""
 SLOWEST = 1 << 20
 """The bytes in a second that a peer gives at least; one that is slower does not answer."""
+TAKE_S = 2.0
+"""How long it may take to send an agent something: an epoch waits for it."""
+AT_ONCE = 128 << 20
+"""How many bytes an agent takes at a time from those that send it something."""
 MOST = 64 << 20
-"""The most bytes that one call may ask for."""
+"""The most bytes that one call may ask for, or send."""
 
 T = TypeVar("T")
 
@@ -124,7 +135,9 @@ class AgentServer(flight.FlightServerBase):  # type: ignore[misc]
         self.heard = time.monotonic()
         self.sent = 0
         self._store, self._worker = store, worker
+        self._token, self._query = settings.token, settings.query
         self._merging = threading.Lock()
+        self._counting, self._taken = threading.Lock(), 0
         self._told = threading.Event()
         self._ending = threading.Event()
 
@@ -137,8 +150,22 @@ class AgentServer(flight.FlightServerBase):  # type: ignore[misc]
         batches = (pa.record_batch([pa.array([data], pa.large_binary())], schema=_SCHEMA) for data in found)
         return flight.GeneratorStream(_SCHEMA, batches)
 
+    @contextlib.contextmanager
+    def _taking(self, size: int) -> Iterator[None]:
+        """Refuses what is sent here while there is enough to do with what others have sent."""
+        with self._counting:
+            if self._taken + size > AT_ONCE:
+                raise flight.FlightUnavailableError("others are sending as much as can be taken at once")
+            self._taken += size
+        try:
+            yield
+        finally:
+            with self._counting:
+                self._taken -= size
+
     def do_action(self, context: Any, action: Any) -> Iterator[bytes]:
-        self.heard = time.monotonic()
+        if action.type not in ("take", "reach"):  # these are others', and not the driver's
+            self.heard = time.monotonic()
         body = action.body.to_pybytes()
         match action.type:
             case "tell":
@@ -147,14 +174,36 @@ class AgentServer(flight.FlightServerBase):  # type: ignore[misc]
                 yield msgspec.msgpack.encode(self._with_sent(progress))
             case "progress":
                 yield msgspec.msgpack.encode(self._with_sent(self.keeper.progress()))
+            case "take":
+                with self._taking(len(body)):
+                    self.keeper.take(*msgspec.msgpack.decode(body, type=tuple[SegmentRef, bytes]))
+                yield b""
             case "compact":
                 yield msgspec.msgpack.encode(self._compact(*msgspec.msgpack.decode(body, type=tuple[Job, Maker, int])))
+            case "reach":
+                yield msgspec.msgpack.encode(self._reached(msgspec.msgpack.decode(body, type=list[str])))
             case "end":
                 self._ending.set()
                 self._told.set()
                 yield b""
             case other:
                 raise flight.FlightServerError(f"no action {other!r}")
+
+    def _reached(self, addresses: Sequence[str]) -> list[str]:
+        """Those of some agents that answer this one."""
+
+        def answers(address: str) -> bool:
+            peer = FlightPeer(address, self._token, self._query)
+            try:
+                peer.reach([], REACH_S)
+            except OSError:
+                return False
+            finally:
+                peer.close()
+            return True
+
+        with ThreadPoolExecutor(max(1, len(addresses))) as pool:
+            return [address for address, there in zip(addresses, pool.map(answers, addresses), strict=True) if there]
 
     def _with_sent(self, progress: Progress) -> Progress:
         return replace(progress, sent=self.sent)
@@ -164,7 +213,8 @@ class AgentServer(flight.FlightServerBase):  # type: ignore[misc]
             cache = SegmentCache(len(job.pieces))
             cache.attach(self._store.uri, self._worker)
             edit = merge(self._store, cache, job, maker, slot)
-            pa.default_memory_pool().release_unused()
+            del cache
+            give_memory_back()
             return edit
 
     def work(self) -> None:
@@ -245,9 +295,19 @@ class FlightPeer:
         """How far it is with its order."""
         return _decoded(self.call("progress"), Progress)
 
+    def take(self, ref: SegmentRef, data: bytes) -> None:
+        """Has it hold a segment."""
+        if len(data) > MOST:
+            raise OSError(f"{ref.name} has {len(data)} bytes, more than are sent at once")
+        self.call("take", msgspec.msgpack.encode((ref, data)), TAKE_S)
+
     def compact(self, job: Job, maker: Maker, slot: int, timeout: float) -> Edit:
         """Has it merge segments."""
         return _decoded(self.call("compact", msgspec.msgpack.encode((job, maker, slot)), timeout), Edit)
+
+    def reach(self, addresses: Sequence[str], timeout: float = 2 * REACH_S) -> list[str]:
+        """Which of some other agents it reaches."""
+        return _decoded(self.call("reach", msgspec.msgpack.encode(list(addresses)), timeout), list[str])
 
     def close(self) -> None:
         client, self._client = self._client, None
@@ -329,7 +389,7 @@ def main() -> NoReturn:
         raise StoreUnavailable(f"{settings.uri} is another store here (id {found}), expected {settings.query}")
     worker = open_cache(settings.cache, settings.query, settings.owner)
     server = AgentServer(settings, store, worker)
-    threading.Thread(target=_end_with, args=(settings.owner,), daemon=True).start()
+    threading.Thread(target=_end_with, args=(settings.owner, worker.directory), daemon=True).start()
     threading.Thread(target=server.serve, daemon=True).start()
     print(server.address, flush=True)  # `launch` reads it
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
@@ -341,16 +401,18 @@ def main() -> NoReturn:
         os._exit(0)
 
 
-def _end_with(process: int) -> NoReturn:
-    """Ends this process when another one has ended."""
+def _end_with(process: int, directory: Path) -> NoReturn:
+    """Ends this process when another one has ended, and removes the directory that belongs to that one."""
     try:
         descriptor = os.pidfd_open(process)
     except (OSError, AttributeError):
         while Path(f"/proc/{process}").exists():
             time.sleep(1.0)
-        os._exit(0)
-    poll = select.poll()
-    poll.register(descriptor, select.POLLIN)
-    while not poll.poll():
-        pass
+    else:
+        poll = select.poll()
+        poll.register(descriptor, select.POLLIN)
+        while not poll.poll():
+            pass
+    for _ in range(2):  # what this process was just writing may have come in between
+        shutil.rmtree(directory, ignore_errors=True)
     os._exit(0)

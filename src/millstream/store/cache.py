@@ -12,8 +12,8 @@ Rules
   nobody needs goes first, then what is held for others only, then what nobody here reads, then what was opened and
   filled the longest time ago.
 - A directory that cannot be written to costs memory, and never a result.
-- A directory belongs to a process, the worker's. Those of processes that are gone are removed by the next one that
-  opens a cache beside them.
+- A directory belongs to a process, the worker's. When that one has ended, its agent removes it; if there is none, the
+  next process does that opens a cache beside it.
 
 A directory has `<object>` (whole) or `<object>.part` (sparse) for each segment, `slots/<number>` with the notes, and
 `pace`, the time at which the next fetch may begin.
@@ -188,6 +188,12 @@ class WorkerCache:
                 raise
         return 0
 
+    def drop(self, name: str) -> None:
+        """Removes an object, if there is anything of it here."""
+        with self._trying():
+            for path in (self._path(name), self._path(name).with_name(names.base(name) + _PART)):
+                path.unlink(missing_ok=True)
+
     def note(self, slot: int | str, needs: Collection[str]) -> None:
         """Notes what a slot needs now, or what is held for another reason, which has a name; and removes what nobody
         needs. Both from time to time only."""
@@ -235,9 +241,9 @@ class WorkerCache:
 
     def read(self, name: str, spans: Sequence[tuple[int, int]]) -> list[bytes] | None:
         """Some bytes of an object, as they are here, which the reader has to check; None if nothing of it is here."""
-        base = names.base(name)
-        if names.maker_of(base) is None or base != Path(base).name:
+        if not self.knows(name):
             return None
+        base = names.base(name)
         for path in (self.directory / base, self.directory / (base + _PART)):
             try:
                 descriptor = os.open(path, os.O_RDONLY)
@@ -250,6 +256,12 @@ class WorkerCache:
             finally:
                 os.close(descriptor)
         return None
+
+    @staticmethod
+    def knows(name: str) -> bool:
+        """Whether this is the name of an object that may be here, and of no other file."""
+        base = names.base(name)
+        return names.maker_of(base) is not None and base == Path(base).name
 
     def objects(self) -> set[str]:
         """The objects of which there is something here, by the last part of their names."""

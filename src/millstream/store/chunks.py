@@ -159,7 +159,7 @@ def _node(kind: pa.DataType, buffers: Iterator[pa.Buffer | None]) -> _Node:
         own, inner = 2, [kind.value_type]
     elif types.is_fixed_size_list(kind):
         own, inner = 1, [kind.value_type]
-    elif _offset_type(kind) is not None:
+    elif offset_type(kind) is not None:
         own, inner = 3, []
     elif (
         types.is_primitive(kind) or types.is_decimal(kind) or types.is_fixed_size_binary(kind) or types.is_boolean(kind)
@@ -171,7 +171,8 @@ def _node(kind: pa.DataType, buffers: Iterator[pa.Buffer | None]) -> _Node:
     return _Node(kind, mine, [_node(each, buffers) for each in inner])
 
 
-def _offset_type(kind: pa.DataType) -> type[np.int32] | type[np.int64] | None:
+def offset_type(kind: pa.DataType) -> type[np.int32] | type[np.int64] | None:
+    """The type of the offsets of a column, if it has any."""
     types = pa.types
     if types.is_string(kind) or types.is_binary(kind) or types.is_list(kind) or types.is_map(kind):
         return np.int32
@@ -183,10 +184,10 @@ def _offset_type(kind: pa.DataType) -> type[np.int32] | type[np.int64] | None:
 def _rounds(node: _Node, base: int, start: int, length: int) -> Iterator[list[Span]]:
     kind = node.kind
     spans = _bits(node.buffers[0], base, start, length)
-    offset_type = _offset_type(kind)
-    if offset_type is not None:
-        yield spans + _bytes(node.buffers[1], base, start, length + 1, np.dtype(offset_type).itemsize)
-        first, end = _offsets(node.buffers[1], offset_type, start, length)
+    numbers = offset_type(kind)
+    if numbers is not None:
+        yield spans + _bytes(node.buffers[1], base, start, length + 1, np.dtype(numbers).itemsize)
+        first, end = _offsets(node.buffers[1], numbers, start, length)
         if node.children:
             yield from _rounds(node.children[0], base, first, end - first)
         else:

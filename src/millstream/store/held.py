@@ -159,6 +159,10 @@ class Traffic:
     """How long fetching took, with waiting."""
     waited_s: float = 0.0
     """How much of that was waiting for the limit."""
+    give_s: float = 0.0
+    """How long peers took to give what they gave."""
+    open_s: float = 0.0
+    """How long it took to open what had not been read before: fetching, checking and mapping it."""
 
     def since(self, before: Traffic) -> Traffic:
         return Traffic(
@@ -168,6 +172,8 @@ class Traffic:
             self.found - before.found,
             self.fetch_s - before.fetch_s,
             self.waited_s - before.waited_s,
+            self.give_s - before.give_s,
+            self.open_s - before.open_s,
         )
 
 
@@ -228,6 +234,7 @@ class Held:
         self.file: pa.Buffer = place.buffer.slice(0, self.size)
         self.index = Index.read(memoryview(self._index()), ref.rows)
         self._sound: npt.NDArray[np.bool_] = np.zeros(len(self.index.digests), np.bool_)
+        self._gaps = False
 
     @property
     def complete(self) -> bool:
@@ -274,8 +281,36 @@ class Held:
             start, end = self._span(missing[0])
             fetcher = self._refuse(f"other bytes from {start} to {end}", "those that were written")
             self._fetch(fetcher, missing)
-        self._traffic.found += (len(unknown) - len(missing)) * chunks.CHUNK
+        spans = [self._span(chunk) for chunk in set(unknown) - set(missing)]
+        self._traffic.found += sum(end - start for start, end in spans)
         self._sound[unknown] = True
+
+    def are_here(self, numbers: npt.NDArray[np.int64]) -> bool:
+        """Whether some chunks are here, and right. Nothing is fetched, and nothing is given up if they are not."""
+        unknown: list[int] = numbers[~self._sound[numbers]].tolist()
+        for first, last in _runs(unknown):
+            start = self._span(first)[0]
+            [data] = self._place.read([(start, self._span(last)[1])])
+            view = memoryview(data)
+            for chunk in range(first, last + 1):
+                begin, end = self._span(chunk)
+                if not self.index.vouches(chunk, view[begin - start : end - start]):
+                    return False
+                self._sound[chunk] = True
+                self._traffic.found += end - begin
+        return True
+
+    def check_on(self, count: int) -> tuple[int, bool]:
+        """Checks at most so many chunks more, the first ones that have not been. How many it has checked, and whether
+        all are here, and right. Once one is not, it does not look again."""
+        if self._gaps:
+            return 0, False
+        left = np.flatnonzero(~self._sound)
+        try:
+            self._gaps = not self.are_here(left[:count])
+        except Gone:
+            self._gaps = True
+        return min(count, len(left)), not self._gaps and len(left) <= count
 
     def _put(self, pieces: Sequence[tuple[int, memoryview]]) -> None:
         assert not isinstance(self._place, Whole), "refused before anything was fetched"
@@ -310,6 +345,7 @@ class Held:
         for at in range(0, len(missing), step):
             runs = _runs(missing[at : at + step])
             spans = [(self._span(first)[0], self._span(last)[1]) for first, last in runs]
+            began = time.perf_counter()
             found = peer.give(self.ref.name, spans)
             if found is None or len(found) != len(spans):
                 return left + missing[at:]
@@ -324,6 +360,7 @@ class Held:
                         left.append(chunk)
             self._put(pieces)
             self._traffic.given += sum(len(part) for _, part in pieces)
+            self._traffic.give_s += time.perf_counter() - began
             self._traffic.chunks += len(pieces)
         return left
 

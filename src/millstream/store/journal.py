@@ -398,6 +398,7 @@ def _encode_history(history: History) -> bytes:
         "tried": history.tried,
         "took_ms": history.took_ms,
         "replicas": history.replicas,
+        "rates": history.rates,
     }
     return msgspec.json.encode(flat)
 

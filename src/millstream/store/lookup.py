@@ -110,7 +110,7 @@ def locate(
         inside = _within(wanted, piece.ranges)
         if not len(wanted[inside]):
             continue
-        for segment, ranges in cache.open(store, piece):
+        for segment, ranges in cache.open(store, piece, wanted[inside]):
             if ranges is not piece.ranges:
                 inside = _within(wanted, ranges)
             hits, rows = _match(segment, hashes, wanted[inside], keys, pending[inside], subs)
@@ -153,7 +153,7 @@ def entries_of(
         asked = np.arange(len(hashes))[_within(hashes, piece.ranges)]
         if not len(asked):
             continue
-        for segment, ranges in cache.open(store, piece):
+        for segment, ranges in cache.open(store, piece, hashes[asked]):
             if ranges is not piece.ranges:
                 asked = np.arange(len(hashes))[_within(hashes, ranges)]
             places, rows = _all_of(segment, hashes[asked], asked, keys)
@@ -184,8 +184,8 @@ def entries_of(
 
 def _all_of(segment: Segment, wanted: Hashes, asked: Rows, keys: KeyColumns) -> tuple[Rows, Rows]:
     """All rows of a segment of the asked keys, and whose they are."""
-    low = np.searchsorted(segment.hashes, wanted, side="left")
-    counts = np.searchsorted(segment.hashes, wanted, side="right") - low
+    low = segment.find(wanted)
+    counts = segment.find(wanted, "right") - low
     total = int(counts.sum())
     places = np.repeat(asked, counts)
     rows = np.arange(total) + np.repeat(low - (np.cumsum(counts) - counts), counts)
@@ -217,12 +217,12 @@ def _match(
     if segment.filter is not None and len(wanted):
         likely = segment.filter.may_hold(wanted)
         asked, wanted = asked[likely], wanted[likely]
-    at = np.searchsorted(segment.hashes, wanted)
+    at = segment.find(wanted)
     np.minimum(at, len(segment.hashes) - 1, out=at)
     candidates = segment.hashes[at] == wanted
     hits, rows = asked[candidates], at[candidates]
     if subs is not None and len(hits):
-        ends = np.searchsorted(segment.hashes, wanted[candidates], side="right")
+        ends = segment.find(wanted[candidates], "right")
         rows = _first_sub(segment.subs, rows, ends, subs[hits])
         equal = segment.subs[np.minimum(rows, ends - 1)] == subs[hits]
         hits, rows = hits[equal & (rows < ends)], rows[equal & (rows < ends)]

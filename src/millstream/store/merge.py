@@ -12,6 +12,8 @@ Rules
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
@@ -163,3 +165,10 @@ def _merged(store: ObjectStore, cache: SegmentCache, job: Job) -> Iterator[tuple
         filtered=any(view.filtered for view in views),
         form=forms.current,
     )
+
+
+def give_memory_back() -> None:
+    """A merge needs more memory than what follows it, and allocators would keep it for ever."""
+    pa.default_memory_pool().release_unused()
+    with contextlib.suppress(AttributeError, OSError):  # glibc only
+        ctypes.CDLL(None).malloc_trim(0)

@@ -8,6 +8,8 @@ Rules
   like any other bytes; one that does not answer is left out for a while.
 - A segment that a compaction made is made anew here, if all that it was made from is here: so compactions do not cause
   state to be sent again. The result counts only if it has the digest that the manifest gives; otherwise it is fetched.
+- A worker that is about to hand something over sends what it writes here by itself, before the epoch is committed
+  (`take`). Whether that ever counts is up to the manifest; what it never names goes with the rest that nobody needs.
 - It never takes more than the worker's cache may have: what does not fit is left out, and named.
 - What the readers of the cache find there is checked by them, too: a keeper that is wrong costs time, and no result.
 """
@@ -28,7 +30,7 @@ from millstream.protocol.replication import Order, Progress, Recipe, Want
 from millstream.store import names
 from millstream.store.cache import WorkerCache
 from millstream.store.held import Fetcher, Gone, NoRoom, Peer, Traffic
-from millstream.store.merge import remade
+from millstream.store.merge import give_memory_back, remade
 from millstream.store.objects import Data, Listed, ObjectStore
 from millstream.store.segments import SegmentCache, bring
 
@@ -99,9 +101,11 @@ class Keeper:
             lacks = {want.key: self._lacks(want) for want in order.wants}
             full = self._clock() < self._paused
         self._worker.note("replicas", _named(order))
+        traffic = self.traffic
         return Progress(
-            order.number, lacks, self.traffic.given, self.traffic.fetched, self.made, full=full, trouble=self.trouble
-        )
+            order.number, lacks, traffic.given, traffic.fetched, self.made, 0, traffic.give_s, traffic.fetch_s, full,
+            self.trouble,
+        )  # fmt: skip
 
     def _lacks(self, want: Want) -> tuple[str, ...]:
         return tuple(piece.segment.name for piece in want.pieces if not self._has(piece.segment.name, piece.ranges))
@@ -128,6 +132,21 @@ class Keeper:
             with self._lock:
                 self._held[name] = coalesce([*self._held.get(name, ()), *piece.ranges])
         return True
+
+    def take(self, ref: SegmentRef, data: Data) -> None:
+        """Holds a segment that was sent here by whoever has written it. Raises `OSError` if it cannot."""
+        if not self._worker.knows(ref.name) or len(data) != ref.bytes:
+            raise OSError(f"{ref.name!r} with {len(data)} bytes is no segment of {ref.bytes} bytes")
+        nothing = _Nothing(f"sent:{self._store.uri}")
+        try:
+            self._check_room(ref, ref.bytes)
+            self._took(ref.name, self._worker.keep(nothing, ref.name, data))
+            bring(self._worker, Piece(ref, ref.covers), Fetcher(nothing, None, Traffic()), Traffic())
+        except (DamagedObject, Gone) as error:
+            self._worker.drop(ref.name)
+            raise OSError(str(error)) from error
+        with self._lock:
+            self._held[ref.name] = ref.covers
 
     def _put_off(self, name: str, error: Exception, pause: bool = False) -> None:
         self.trouble = f"{type(error).__name__}: {error}"[:500]
@@ -175,7 +194,8 @@ class Keeper:
         return found
 
     def _make(self, recipe: Recipe, piece: Piece) -> bool:
-        """Makes a segment anew, if all that it is made from is here; whether it is the one that was asked for."""
+        """Makes a segment anew, if all that it is made from is here; whether it is the one that was asked for, and is
+        here now."""
         with self._lock:
             inputs = [(part.segment.name, clip(part.ranges, recipe.job.ranges)) for part in recipe.job.pieces]
             if not all(self._has(name, ranges) for name, ranges in inputs):
@@ -191,7 +211,9 @@ class Keeper:
                 self._took(ref.name, self._worker.keep(nothing, ref.name, data))
                 self.made += len(data)
                 found = found or ref.name == piece.segment.name
-        return found
+        del cache
+        give_memory_back()
+        return found and names.base(piece.segment.name) in self._worker.objects()
 
 
 def _named(order: Order) -> list[str]:

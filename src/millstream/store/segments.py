@@ -5,6 +5,8 @@ Rules
 - A segment is written once, whole, under a name nobody else uses, and never changes.
 - A segment is used only after its length and digests have been found to be those of the manifest (see `held`). A
   truncated or altered file is named (`DamagedObject`) and never read as state.
+- Whoever looks keys up in a large segment checks the chunks that this touches (see `touched`), and each task a few
+  more, until all have been. So a slot that goes on elsewhere does not begin by reading all its state there.
 - Reading maps a file: state larger than memory is the normal case, and what a process holds privately does not grow
   with state. It is the file in the worker's cache if there is one, else the store's own.
 - A range of the key space is a slice of every segment. Who needs a range gets a view of it: the rows of the range and a
@@ -23,13 +25,14 @@ hashes).
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -40,18 +43,24 @@ from millstream.protocol.keyspace import LAST, Hashes, Range, clip
 from millstream.protocol.manifest import Family, Piece, SegmentRef
 from millstream.store import names
 from millstream.store.cache import CacheSettings, WorkerCache, open_cache
-from millstream.store.chunks import Window, chunks_of, index_of, metadata_of, spans_of, together
+from millstream.store.chunks import UnknownLayout, Window, chunks_of, index_of, metadata_of, spans_of, together
 from millstream.store.filters import FILTER_FROM, HashFilter, filter_of
 from millstream.store.held import Fetcher, Gone, Held, InMemory, NoRoom, Place, Traffic, Whole
 from millstream.store.journal import digest_of
 from millstream.store.keys import KeyColumns, Mask, Rows
 from millstream.store.objects import Data, ObjectStore
 from millstream.store.rows import StateRows
+from millstream.store.touched import Touched
 
 MAX_SEGMENT_BYTES = 128 << 20
 """A larger write is cut into several segments of consecutive ranges."""
 
 OPEN_SEGMENTS = 4096
+
+LOOK_FROM = 4 << 20
+"""Segments of fewer bytes are checked as a whole when they are opened."""
+LOOK_ON = 128
+"""How many chunks more a task of a slot checks, until all have been."""
 
 _TRIES = 2
 """How often a segment is looked for in the worker's cache; then it is read into memory."""
@@ -70,8 +79,8 @@ _OF_ALL_ROWS = ("by_time", "filter")
 class Segment:
     """A mapped segment, or a view of some of its rows."""
 
-    def __init__(self, ref: SegmentRef, batch: pa.RecordBatch, filtered: bool) -> None:
-        self.ref, self.batch = ref, batch
+    def __init__(self, ref: SegmentRef, batch: pa.RecordBatch, filtered: bool, touched: Touched | None = None) -> None:
+        self.ref, self.batch, self._touched = ref, batch, touched
         self._asked = 0
         self.filtered = filtered
         """Whether the segment has a filter, even if a view of it has none."""
@@ -107,6 +116,12 @@ class Segment:
     def filter(self) -> HashFilter | None:
         """A filter of the hashes, if all rows are here and the segment has one."""
         return HashFilter(self._numbers("filter", np.uint16)) if "filter" in self.batch.schema.names else None
+
+    def find(self, wanted: Hashes, side: Literal["left", "right"] = "left") -> Rows:
+        """Where hashes, which are in order, stand among those of the rows; as `np.searchsorted`."""
+        if self._touched is not None:
+            return self._touched.find(self.hashes, wanted, side)
+        return np.searchsorted(self.hashes, wanted, side=side)
 
     def _numbers(self, column: str, dtype: Any) -> npt.NDArray[Any]:
         return numbers_of(self.batch.column(column), dtype)
@@ -357,6 +372,13 @@ View = tuple[Segment, tuple[Range, ...]]
 """A view of a segment, and the ranges that are to be looked up in it."""
 
 
+@dataclass(slots=True)
+class Spare:
+    """How many chunks may be checked that nobody asks for."""
+
+    chunks: int = 0
+
+
 class _Open:
     """A segment that this process reads from."""
 
@@ -369,6 +391,32 @@ class _Open:
         self.whole: Segment | None = None
         """The view of all rows, if anybody has needed it."""
         self._views: dict[tuple[Range, ...], tuple[View, ...]] = {}
+        self._touched: Touched | None = None
+        self._partly: Segment | None = None  # all rows, of which only some have been checked
+
+    def look(self, wanted: Hashes, spare: Spare) -> Segment | None:
+        """The rows for a lookup of some hashes, in order, if all that it touches is here; None if not, or if it is as
+        well to have all of them. A few chunks more are checked if there is time to spare."""
+        if self.whole is not None:
+            return self.whole
+        if self.held.size < LOOK_FROM or not self.ref.rows or 2 * len(wanted) > len(self.held.index.digests):
+            return None
+        try:
+            if self._touched is None or self._partly is None:
+                columns = [name for name in self._batch.schema.names if name not in _OF_ALL_ROWS]
+                self._touched = Touched(self.held.index, self._batch, self.held.file.address, columns)
+                self._partly = Segment(self.ref, self._batch.select(columns), self._filtered, self._touched)
+        except UnknownLayout:
+            return None
+        for numbers in self._touched.chunks(wanted):
+            if 2 * len(numbers) > len(self.held.index.digests) or not self.held.are_here(numbers):
+                return None
+        if spare.chunks:
+            spent, complete = self.held.check_on(spare.chunks)
+            spare.chunks -= spent
+            if complete:
+                self.whole = Segment(self.ref, self._batch, self._filtered)
+        return self.whole or self._partly
 
     def views(self, ranges: tuple[Range, ...]) -> tuple[View, ...]:
         if self.whole is not None:
@@ -382,7 +430,7 @@ class _Open:
                 return ((self.whole, ranges),)
             known = self._views[ranges] = self._parts(windows or [Window(0, 0, ranges)])
             if len(self._views) > _KEEP_VIEWS:
-                del self._views[next(iter(self._views))]
+                self._views.pop(next(iter(self._views)), None)
         return known
 
     def _mostly(self, windows: Sequence[Window]) -> bool:
@@ -411,7 +459,8 @@ def bring(worker: WorkerCache, piece: Piece, fetcher: Fetcher, traffic: Traffic)
 
 
 class SegmentCache:
-    """The segments that one process reads from. A cache only: whoever asks gets the right rows, cached or not.
+    """The segments that one process reads from. A cache only: whoever asks gets the right rows, cached or not, also if
+    several threads ask at once (a rehearsal beside an epoch, in one process).
 
     Where a worker's cache is attached to a store, segments are read through it, and else from the store's own files.
     """
@@ -422,6 +471,7 @@ class SegmentCache:
         self._wanted: dict[tuple[str, int], tuple[frozenset[str], float]] = {}
         self._workers: dict[str, WorkerCache] = {}
         self.traffic = Traffic()
+        self._spare = Spare()
 
     def attach(self, uri: str, worker: WorkerCache) -> None:
         """Has the segments of a store read through a worker's cache."""
@@ -433,24 +483,30 @@ class SegmentCache:
         other._workers = self._workers
         return other
 
-    def open(self, store: ObjectStore, piece: Piece) -> tuple[View, ...]:
-        """Views of all rows of a piece, in order; each with the ranges of the piece that are to be looked up in it."""
+    def open(self, store: ObjectStore, piece: Piece, wanted: Hashes | None = None) -> tuple[View, ...]:
+        """Views of all rows of a piece, in order; each with the ranges of the piece that are to be looked up in it.
+        Where only some hashes are wanted, other rows may not have been checked."""
         key = (store.uri, piece.segment.name)
         found = self._open.get(key)
         if found is not None:
-            self._open.move_to_end(key)
+            with contextlib.suppress(KeyError):  # another thread has let go of it
+                self._open.move_to_end(key)
             if found.whole is not None:
                 return ((found.whole, piece.ranges),)
-        before = self.traffic.fetched
-        views = self._views(store, piece, _TRIES)
+        before, began = self.traffic.fetched, time.perf_counter()
+        views = self._views(store, piece, _TRIES, wanted)
+        self.traffic.open_s += time.perf_counter() - began
         if self.traffic.fetched > before:
             self._make_room(key, self.traffic.fetched - before)
         return views
 
-    def _views(self, store: ObjectStore, piece: Piece, tries: int) -> tuple[View, ...]:
+    def _views(self, store: ObjectStore, piece: Piece, tries: int, wanted: Hashes | None = None) -> tuple[View, ...]:
         key = (store.uri, piece.segment.name)
         try:
             found = self._open.get(key) or self._opened(store, piece.segment, in_memory=not tries)
+            looked = found.look(wanted, self._spare) if wanted is not None else None
+            if looked is not None:
+                return ((looked, piece.ranges),)
             return found.views(piece.ranges)
         except Gone as error:  # its file was evicted meanwhile, is damaged, or has no room to grow
             self._open.pop(key, None)
@@ -463,9 +519,10 @@ class SegmentCache:
         """Has the worker's cache make room for what came, and lets go of what was evicted for it."""
         uri, name = key
         worker = self._workers[uri]
-        gone = set(worker.fetched(count, name, [other for store, other in self._open if store == uri]))
-        for other in [other for other in self._open if other[0] == uri and names.base(other[1]) in gone]:
-            del self._open[other]
+        gone = set(worker.fetched(count, name, [other for store, other in list(self._open) if store == uri]))
+        for other in list(self._open):
+            if other[0] == uri and names.base(other[1]) in gone:
+                self._open.pop(other, None)
 
     def _opened(self, store: ObjectStore, ref: SegmentRef, in_memory: bool) -> _Open:
         worker = self._worker(store, ref.name)
@@ -496,6 +553,15 @@ class SegmentCache:
         there = worker.objects()
         return sum(piece.bytes for piece in pieces if names.base(piece.segment.name) not in there)
 
+    def object(self, store: ObjectStore, ref: SegmentRef) -> bytes | None:
+        """A segment that was just written, as it lies in the worker's cache, or else in the store."""
+        worker = self._workers.get(store.uri)
+        found = worker.read(ref.name, [(0, ref.bytes)]) if worker is not None else None
+        if found is not None and len(found[0]) == ref.bytes:
+            return found[0]
+        data = store.get(ref.name)
+        return None if data is None else bytes(data)
+
     def keep(self, store: ObjectStore, ref: SegmentRef, data: Data) -> None:
         """Puts a segment that was just written into the worker's cache."""
         worker = self._workers.get(store.uri)
@@ -507,6 +573,7 @@ class SegmentCache:
     def settle(self, uri: str, slot: int, refs: Sequence[SegmentRef]) -> None:
         """Says what a slot's state consists of now. Segments that no slot seen here needs are let go, so that
         deleted files give their space back."""
+        self._spare.chunks = LOOK_ON
         needs, now = frozenset(ref.name for ref in refs), time.monotonic()
         before, _ = self._wanted.get((uri, slot), (None, now))
         self._wanted[(uri, slot)] = (needs, now)
@@ -514,11 +581,13 @@ class SegmentCache:
             self._workers[uri].note(slot, needs)
         if before == needs:
             return
-        for slot_ in [slot_ for slot_, (_, seen) in self._wanted.items() if now - seen > _FORGET_S]:
-            del self._wanted[slot_]
-        wanted = {(store, name) for (store, _), (names_, _) in self._wanted.items() for name in names_}
-        for key in [key for key in self._open if key not in wanted]:
-            del self._open[key]
+        known = list(self._wanted.items())
+        for old in [slot_ for slot_, (_, seen) in known if now - seen > _FORGET_S]:
+            self._wanted.pop(old, None)
+        wanted = {(store, name) for (store, _), (names_, _) in known for name in names_}
+        for key in list(self._open):
+            if key not in wanted:
+                self._open.pop(key, None)
 
 
 CACHE = SegmentCache()

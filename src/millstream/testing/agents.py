@@ -6,6 +6,7 @@ import shutil
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
+from millstream.protocol.manifest import SegmentRef
 from millstream.protocol.replication import Order, Progress
 from millstream.store.cache import WorkerCache
 from millstream.store.objects import ObjectStore
@@ -16,7 +17,8 @@ class InProcessAgents:
     """The agents of simulated workers, each with a cache below a directory. Whoever is no longer among the workers has
     lost its cache, too.
 
-    `pieces` is how many pieces a worker brings when it is told, or asked how far it is: so that some are behind.
+    `pieces` is how many pieces a worker brings when it is told, or asked how far it is: so that some are behind. One
+    second goes by whenever one is told anything.
     """
 
     def __init__(
@@ -24,6 +26,7 @@ class InProcessAgents:
     ) -> None:
         self._store, self._directory, self._workers, self.pieces = store, directory, workers, pieces
         self.keepers: dict[str, Keeper] = {}
+        self._now = 0.0
         self.late = False
         """Whether what an order asks for is brought only when the next one comes."""
 
@@ -39,14 +42,19 @@ class InProcessAgents:
 
     def start(self, workers: Sequence[str]) -> dict[str, str]:
         for worker in workers:
-            self.keepers[worker] = Keeper(self._store, self.cache(worker), self._peer)
+            self.keepers[worker] = Keeper(self._store, self.cache(worker), self._peer, lambda: self._now)
         return {worker: worker for worker in workers}
 
     def _peer(self, address: str) -> InProcessPeer:
         return InProcessPeer(self, address)
 
+    def give(self, worker: str, ref: SegmentRef, data: bytes) -> None:
+        """Sends a segment to a worker."""
+        self._of(worker).take(ref, data)
+
     def tell(self, worker: str, order: Order) -> Progress:
         keeper = self._of(worker)
+        self._now += 1.0
         if self.late:
             self._bring(keeper)
         keeper.tell(order)

@@ -33,7 +33,7 @@ from millstream.engine.rehearsal import rehearse
 from millstream.engine.route import route
 from millstream.engine.sample import Samples
 from millstream.engine.shipping import ensure
-from millstream.engine.spec import EpochTask, SlotTask, Spec
+from millstream.engine.spec import EpochTask, Here, SlotTask, Spec
 from millstream.engine.state import check_same_step, read_state
 from millstream.engine.strong import host_once
 from millstream.engine.version import Version, fingerprints
@@ -192,8 +192,9 @@ class InProcess:
             hosted = []
             for mine in slots:
                 payloads = [payloads[mine.slot] for payloads in reversed(sent)]  # any order must do
-                here = self.elsewhere.get(mine.home, self.placer.placed.get(mine.home, ""))
-                store = self._store_at(here)
+                worker = self.elsewhere.get(mine.home, self.placer.placed.get(mine.home, ""))
+                here = Here(worker, None if self.agents is None else self.agents.give)
+                store = self._store_at(worker)
                 hosted.append(host_once(spec, task, level, SlotTask.unpack(mine.pack()), payloads, store, here))
             sent = [list[Any](one.payloads(task, self.store)) for one in hosted]
         return [report for one in hosted for report in one.reports], len(producers)

@@ -1,0 +1,101 @@
+"""Whatever dies, stands still, fills up or is damaged, in whichever phase: results are those of a sequential run.
+
+One query on one store lives through all of it, on real executors, which Spark replaces as they are killed. Its lives
+(under_fire_job.py) are those of several drivers: the first is killed while a migration is prepared, and each of the
+others goes on from there with empty caches. By default there are two lives with a few cases, chosen by
+`MILLSTREAM_SEED`; with `MILLSTREAM_KILLED=all` there are four, with all cases, in an order made from it.
+
+Which test covers what, beside this one's cases (`like/this`):
+
+| fault | phase | covered by |
+| --- | --- | --- |
+| origin, first or second replica killed | replication | `replication/.../executor` |
+| its agent killed | replication | `replication/.../agent`; test_replicas.py, all at once |
+| its agent does not answer | replication | `replication/.../frozen`, `.../naps`; test_agent.py `test_a_peer_that_...` |
+| target or origin killed | prepare, catch up | `handover/.../catch up`; test_replicating.py `test_a_target_...` |
+| driver killed | prepare, catch up | `handover/driver/catch up` |
+| target or origin killed | cut over | `handover/.../planned`, `executed`, `committed`; test_nexmark_killed.py |
+| driver killed | cut over | test_kills.py `test_a_driver_killed_at_every_named_moment_...` |
+| executor killed | modification | `modification/...`, while state moves; test_modified_killed.py |
+| driver killed | modification | test_modified_killed.py |
+| two workers, all workers | steady | `several/2`, `several/all`; test_replicating.py |
+| cold start, by a new driver without caches | | every life but the first |
+| an executor is back from the dead | steady | `back` |
+| caches damaged or stale | recovery | `damaged`; test_agent.py for one bit; test_cache.py |
+| full disk | replication, recovery | `full`; test_agent.py `test_a_disk_that_cannot_be_written_...` |
+| slow disk or network | catch up | `deadline`; test_replicating.py `test_a_migration_that_can_never_catch_up_...` |
+| wrong token, query, garbage | replication | test_agent.py, for peers and for the driver |
+| more replicas than workers | | the lives `slow` and `small`; test_replicating.py |
+| a cache smaller than a slot | | the life `small`; test_replicating.py, test_agent.py |
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from processes import HERE, check_counts, run
+
+pytestmark = [pytest.mark.spark, pytest.mark.slow]
+
+ALL = os.environ.get("MILLSTREAM_KILLED") == "all"
+MASTER = "local-cluster[3,1,700]"
+CHAIN = ("origin", "first", "second")
+MOMENTS = ("planned", "executed", "committed")
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Iterator[Path]:
+    """A folder with a disk of its own for the caches, if one can be had."""
+    caches = tmp_path / "caches"
+    caches.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", f"size={256 << 20}", "tmpfs", str(caches)]
+    mounted = subprocess.run(mount, capture_output=True, check=False).returncode == 0
+    yield tmp_path
+    if mounted:
+        subprocess.run(["umount", "-l", str(caches)], check=True)
+
+
+def cases(rng: random.Random) -> dict[str, list[str]]:
+    """The cases of each life, in order."""
+    first = [f"handover/{party}/{moment}" for party in ("target", "origin") for moment in ("catch up", *MOMENTS)]
+    second = [f"replication/{party}/{how}" for party in CHAIN for how in ("executor", "agent", "naps", "frozen")]
+    changed, others = (
+        [f"modification/{moment}" for moment in MOMENTS],
+        ["several/2", "several/all", "back", "damaged", "full"],
+    )
+    second += [*changed, *others]
+    if not ALL:
+        others.append(f"replication/{rng.choice(CHAIN)}/frozen")
+        first, copied = [rng.choice(first)], f"replication/{rng.choice(CHAIN)}/executor"
+        second = [copied, changed[0], rng.choice(others)]
+    rng.shuffle(first)
+    rng.shuffle(second)
+    lives = {"handover": [*first, "handover/driver/catch up"], "chain": second}
+    if ALL:
+        lives |= {"slow": ["deadline", "several/2"], "small": ["replication/first/executor", "several/2"]}
+    return lives
+
+
+def test_results_are_exact_whatever_dies_in_whichever_phase(folder: Path, rng: random.Random) -> None:
+    found: Any = None
+    for life, chosen in cases(rng).items():
+        code, found, err = run(folder, MASTER, life, "+".join(chosen), script=HERE / "under_fire_job.py")
+        (folder / "told").touch()
+        told = [json.loads(line) for line in (folder / "told").read_text().splitlines()]
+        print(life, chosen, *told, sep="\n  ")
+        (folder / "told").unlink()
+        killed = chosen[-1].startswith("handover/driver")
+        assert code == (-signal.SIGKILL if killed else 0), err
+        assert [each["case"] for each in told if "case" in each] == (chosen[:-1] if killed else chosen)
+        for caches in (folder / "caches").iterdir():
+            subprocess.run(["rm", "-rf", str(caches)], check=True)
+    assert found["left behind"] == []
+    check_counts(folder, found)
