@@ -475,6 +475,38 @@ def test_a_migration_tells_where_its_state_came_from_and_what_that_took(tmp_path
     assert moved > outcome.bytes / 4, "what moves between workers"
 
 
+def test_what_is_about_to_come_and_replicas_are_checked_before_a_slot_needs_them(tmp_path: Path) -> None:
+    run = Run(tmp_path)
+    run.feed(4)
+    assert run.sim.driver.last is not None
+    assert run.sim.driver.last.sources["ahead"] > 0, "replicas"
+    run.agents.pieces = 0
+    number = run.sim.apply(plan_rescale(run.sim.layout, 9, strategy=ms.AllAtOnce(prepared=True, stall_s=0)))
+    run.feed(1)
+    run.agents.pieces = 2  # some of what it lacks comes with every epoch
+    checked = 0
+    while True:
+        run.feed(1, words=5)
+        outcome = run.sim.outcome(number)
+        assert outcome is not None
+        if outcome.state == "done":
+            break
+        checked += run.sim.driver.last.sources.get("ahead", 0)
+    run.feed(1)
+    outcome = run.sim.outcome(number)
+    assert outcome is not None
+    assert checked > 0
+    assert outcome.sources["ahead"] >= checked
+    assert outcome.sources.get("replica", 0) < checked, "what came last has not been checked"
+    assert "checked ahead" in str(past_of(outcome).breakdown)
+    run.agents.pieces = 1000
+    run.feed(2)
+    run.sim.workers = ("0", "2")
+    run.feed(1, words=5)
+    assert (run.fetched, run.sim.driver.last.sources.get("store", 0)) == (0, 0)
+    run.check()
+
+
 def test_a_task_that_runs_elsewhere_gives_up_once_and_then_fetches_and_is_counted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -277,7 +277,8 @@ class Breakdown:
     loading_s: float = 0.0
     """How long they took to check and map what was."""
     sources: dict[str, int] = field(default_factory=dict)
-    """Bytes by where they came from: a worker's own `cache`, a `replica` (or what was prepared), or the `store`."""
+    """Bytes by where they came from: a worker's own `cache`, a `replica` (or what was prepared), or the `store`; and
+    how many of them workers had checked `ahead`, before they were needed."""
 
     def __str__(self) -> str:
         times = (
@@ -286,6 +287,8 @@ class Breakdown:
         )
         known = {"cache": "caches", "replica": "replicas", "store": "the store"}
         sizes = [f"{size_text(self.sources[name])} from {text}" for name, text in known.items() if name in self.sources]
+        if "ahead" in self.sources:
+            sizes.append(f"{size_text(self.sources['ahead'])} checked ahead")
         return f"{times}; {', '.join(sizes)}" if sizes else times
 
 

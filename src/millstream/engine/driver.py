@@ -167,7 +167,8 @@ class EpochFacts:
     """How many of its tasks ran on another worker than they were placed on."""
     sources: dict[str, int] = field(default_factory=dict)
     """Where the bytes of state came from that its tasks had not read before: from the `cache` of a worker that had them
-    for itself, from one that held them as a `replica` or because they were about to move there, or from the `store`."""
+    for itself, from one that held them as a `replica` or because they were about to move there, or from the `store`.
+    Those that a worker holds for these reasons, and that were checked before any slot needed them, are `ahead`."""
 
 
 class Driver:
@@ -526,8 +527,15 @@ class Driver:
         manifest, _ = planned_manifest(self.journal.history, plan)
         task = epoch_task(version.graph, plan, maker, share.tables, before, len(share.slots))
         where = {slot: worker for worker, slots in share.workers.items() for slot in slots}
+        soon = self.replicator.soon(share.workers) if self.replicator is not None else {}
         slots = [
-            replace(slot, worker=where.get(slot.home, ""), patience=patience, through=through.get(slot.home, {}))
+            replace(
+                slot,
+                worker=where.get(slot.home, ""),
+                patience=patience,
+                through=through.get(slot.home, {}),
+                soon=soon.get(slot.home, ()),
+            )
             for slot in slot_tasks(version.graph, share.tables, manifest, share.slots, self.upkeep.busy())
         ]
         limit_s = None if plan.changed is None else self.options.modify_timeout

@@ -16,6 +16,8 @@ Rules
   slot knows its own, and whoever reads the step takes the least of all slots.
 - Whoever is about to take over something of a slot is sent what the slot writes, once the store has it. That one does
   not answer changes nothing but what it will have to fetch; it is not asked twice.
+- What a worker holds that its slots may soon need is checked by their tasks, once they have done their own work, for a
+  bounded time. It never fails a task.
 - Nothing here is remembered between tasks but caches.
 """
 
@@ -53,6 +55,8 @@ from millstream.store.segments import CACHE
 NOWHERE = Here()
 MOST_THROUGH = 32 << 20
 """Larger segments are not written through: an epoch waits for it."""
+CHECK_AHEAD_S = 0.02
+"""How long a task goes on checking what its worker may soon need."""
 LOAD_BITS = 10
 """A commit has the load of each step in at most 2^10 parts of the key space."""
 
@@ -200,7 +204,7 @@ def _run_level(
 ) -> Report:
     began, read, busy = time.perf_counter(), replace(CACHE.traffic), time.thread_time()
     pieces = {Family(step, state): found for step, state, found in mine.pieces}
-    CACHE.settle(store.uri, mine.home, [piece.segment for found in pieces.values() for piece in found])
+    CACHE.settle(store.uri, mine.home, [piece.segment for found in pieces.values() for piece in found], mine.soon)
     lanes = Lanes(received, task, store)
     done = Done()
     for step in spec.graph.steps:
@@ -238,11 +242,10 @@ def _run_level(
             size = sum(ref.bytes for ref in done.added[written:])
             bits = task.lanes[task.readers[step.name][0]].table.bin_bits
             done.loads[step.name] = _load(grouped, bits, size, (time.thread_time_ns() - spent) // 1000)
-    timings = {
-        "steps": (time.perf_counter() - began) * 1000,
-        "cpu": (time.thread_time() - busy) * 1000,
-        **_cost(CACHE.traffic.since(read)),
-    }
+    ended, busy = time.perf_counter(), time.thread_time() - busy
+    if mine.soon:
+        CACHE.check_ahead(store, mine.soon, ended + CHECK_AHEAD_S)
+    timings = {"steps": (ended - began) * 1000, "cpu": busy * 1000, **_cost(CACHE.traffic.since(read))}
     return replace(
         report,
         added=tuple(done.added),
@@ -269,10 +272,13 @@ def _load(grouped: Grouped, bin_bits: int, size: int, micros: int) -> bytes:
 
 def _cost(read: Traffic) -> dict[str, float]:
     """What it cost to read state that had not been read here before: milliseconds of fetching it, of these of waiting
-    for the limit, and of loading it; and bytes, those that were fetched, and those that were here."""
+    for the limit, and of loading it; and bytes: those that were fetched, those that were here, and those that were
+    checked ahead of time."""
     if not read.fetched and not read.found:
-        return {}
+        return {"ahead": float(read.ahead)} if read.ahead else {}
     found = {"load": max(0.0, read.open_s - read.fetch_s) * 1000, "found": float(read.found)}
+    if read.ahead:
+        found |= {"ahead": float(read.ahead)}
     if read.fetched:
         found |= {"fetch": read.fetch_s * 1000, "fetch_wait": read.waited_s * 1000, "fetched": float(read.fetched)}
     return found

@@ -253,6 +253,24 @@ class Replicator:
         here = (known - lacking) | sent
         return sum(piece.bytes for piece in pieces if piece.segment.name not in here)
 
+    def soon(self, workers: Mapping[str, Sequence[int]]) -> dict[int, tuple[Piece, ...]]:
+        """What workers hold, as far as is known, that their slots may soon need, shared out among the slots that each
+        has: first what is about to move there."""
+        with self._lock:
+            known = {worker: self._told[worker] for worker in workers if worker in self._told}
+        found: dict[int, tuple[Piece, ...]] = {}
+        for worker, told in known.items():
+            lacks = {key: set(names) for key, names in told.progress.lacks.items()}
+            pieces = [
+                piece
+                for want in told.order.wants
+                for piece in want.pieces
+                if piece.segment.name not in lacks.get(want.key, ())
+            ]
+            slots = workers[worker]
+            found |= {slot: tuple(pieces[place :: len(slots)]) for place, slot in enumerate(slots)}
+        return found
+
     def lacks(self, slot: int, worker: str) -> int:
         """How many bytes of a slot's state, as of the last commit, a worker lacks; a few count as none."""
         history = self._history

@@ -4,6 +4,8 @@ Rules
 -----
 - Bytes that were found at a slot's worker count as its `cache`, unless the slot has just got the worker, or some of its
   ranges: then they were there for another reason, as a `replica` or because they were about to move there.
+- Bytes that a worker held for that reason, and that were checked before a slot needed them, count as `ahead`, in the
+  epoch in which they were checked. They cost no slot anything when it comes to need them.
 - A rate is told once enough has been moved for it to mean something, and again only when it is another one.
 """
 
@@ -39,7 +41,7 @@ def sources_of(reports: Sequence[Report], slots: Sequence[int], arrived: Collect
     found: dict[str, int] = {}
     for report in reports:
         source = "replica" if slots[report.slot] in arrived else "cache"
-        for name, key in ((source, "found"), ("store", "fetched")):
+        for name, key in ((source, "found"), ("store", "fetched"), ("ahead", "ahead")):
             size = int(report.timings_ms.get(key, 0.0))
             if size:
                 found[name] = found.get(name, 0) + size

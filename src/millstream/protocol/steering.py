@@ -102,7 +102,8 @@ class Outcome:
     load_ms: float = 0.0
     """How long they took to check and map it."""
     sources: dict[str, int] = field(default_factory=dict)
-    """Where the bytes came from that these had not read before: `cache`, `replica` or `store`; see `EpochFacts`."""
+    """Where the bytes came from that these had not read before: `cache`, `replica` or `store`; and those that were
+    checked `ahead` while it waited. See `EpochFacts`."""
 
     @property
     def over(self) -> bool:
@@ -252,7 +253,7 @@ class _Course:
         """Notes how long the last epoch took, for the commands that had a part in it; and which workers are empty."""
         for number, outcome in self.facts.outcomes.items():
             mine = 0 <= outcome.began <= self.facts.epoch - 1 <= outcome.last
-            seen = self._with_cost(outcome) if mine and self.facts.took_ms else outcome
+            seen = self._with_cost(outcome) if mine and self.facts.took_ms else self._while_waiting(outcome)
             if seen != outcome:
                 self.changed[number] = seen
                 if number in self.live:
@@ -261,17 +262,20 @@ class _Course:
                 known, trouble = self.changed.get(number, outcome), self.facts.empty[outcome.drains]
                 self.changed[number] = replace(known, reason=trouble, empty_ms=0 if trouble else self.facts.clock_ms)
 
+    def _while_waiting(self, outcome: Outcome) -> Outcome:
+        """With what the last epoch has checked ahead for it, if it was waiting then."""
+        ahead = self.facts.spent.sources.get("ahead", 0) if outcome.since_ms else 0
+        return replace(outcome, sources=_summed(outcome.sources, {"ahead": ahead})) if ahead else outcome
+
     def _with_cost(self, outcome: Outcome) -> Outcome:
         """With what the last epoch, in which it had a part, took and spent."""
-        spent, sources = self.facts.spent, dict(outcome.sources)
-        for source, size in spent.sources.items():
-            sources[source] = sources.get(source, 0) + size
+        spent = self.facts.spent
         return replace(
             outcome,
             stall_ms=max(outcome.stall_ms, round(self.facts.took_ms, 1)),
             fetch_ms=round(outcome.fetch_ms + spent.fetch_ms, 1),
             load_ms=round(outcome.load_ms + spent.load_ms, 1),
-            sources=sources,
+            sources=_summed(outcome.sources, spent.sources),
         )
 
     def answer(self, heard: Heard) -> None:
@@ -463,6 +467,10 @@ class _Course:
         done = outcome.done + 1
         state = "done" if done == outcome.rounds else "running"
         self.note(replace(outcome, state=state, done=done, last=self.facts.epoch))
+
+
+def _summed(known: Mapping[str, int], more: Mapping[str, int]) -> dict[str, int]:
+    return {name: known.get(name, 0) + more.get(name, 0) for name in {**known, **more}}
 
 
 def _further(state: str, than: str) -> bool:

@@ -155,6 +155,8 @@ class Traffic:
     """How many chunks those were."""
     found: int = 0
     """Bytes that were here when they were first needed."""
+    ahead: int = 0
+    """Bytes that were checked before anybody needed them."""
     fetch_s: float = 0.0
     """How long fetching took, with waiting."""
     waited_s: float = 0.0
@@ -170,6 +172,7 @@ class Traffic:
             self.given - before.given,
             self.chunks - before.chunks,
             self.found - before.found,
+            self.ahead - before.ahead,
             self.fetch_s - before.fetch_s,
             self.waited_s - before.waited_s,
             self.give_s - before.give_s,
@@ -269,10 +272,7 @@ class Held:
 
     def need(self, spans: Sequence[Span]) -> None:
         """Sees to it that these bytes are here, and right."""
-        wanted = np.zeros(len(self._sound), np.bool_)
-        for start, end in spans:
-            wanted[start // chunks.CHUNK : -(-end // chunks.CHUNK)] = True
-        unknown: list[int] = np.flatnonzero(wanted & ~self._sound).tolist()
+        unknown: list[int] = self.unknown(spans).tolist()
         if not unknown:
             return
         here = zip(unknown, self._place.read([self._span(chunk) for chunk in unknown]), strict=True)
@@ -284,6 +284,13 @@ class Held:
         spans = [self._span(chunk) for chunk in set(unknown) - set(missing)]
         self._traffic.found += sum(end - start for start, end in spans)
         self._sound[unknown] = True
+
+    def unknown(self, spans: Sequence[Span]) -> npt.NDArray[np.int64]:
+        """The chunks of these bytes that have not been checked, in order."""
+        wanted = np.zeros(len(self._sound), np.bool_)
+        for start, end in spans:
+            wanted[start // chunks.CHUNK : -(-end // chunks.CHUNK)] = True
+        return np.flatnonzero(wanted & ~self._sound)
 
     def are_here(self, numbers: npt.NDArray[np.int64]) -> bool:
         """Whether some chunks are here, and right. Nothing is fetched, and nothing is given up if they are not."""

@@ -7,6 +7,8 @@ Rules
   truncated or altered file is named (`DamagedObject`) and never read as state.
 - Whoever looks keys up in a large segment checks the chunks that this touches (see `touched`), and each task a few
   more, until all have been. So a slot that goes on elsewhere does not begin by reading all its state there.
+- What others have brought to a worker, because a slot may soon go on there, is checked ahead of time, a little by every
+  task. Nobody waits for that, and a slot that is given what has not been checked is only slower.
 - Reading maps a file: state larger than memory is the normal case, and what a process holds privately does not grow
   with state. It is the file in the worker's cache if there is one, else the store's own.
 - A range of the key space is a slice of every segment. Who needs a range gets a view of it: the rows of the range and a
@@ -38,12 +40,12 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from millstream.errors import DamagedObject
+from millstream.errors import DamagedObject, StoreUnavailable
 from millstream.protocol.keyspace import LAST, Hashes, Range, clip
 from millstream.protocol.manifest import Family, Piece, SegmentRef
 from millstream.store import names
 from millstream.store.cache import CacheSettings, WorkerCache, open_cache
-from millstream.store.chunks import UnknownLayout, Window, chunks_of, index_of, metadata_of, spans_of, together
+from millstream.store.chunks import Span, UnknownLayout, Window, chunks_of, index_of, metadata_of, spans_of, together
 from millstream.store.filters import FILTER_FROM, HashFilter, filter_of
 from millstream.store.held import Fetcher, Gone, Held, InMemory, NoRoom, Place, Traffic, Whole
 from millstream.store.journal import digest_of
@@ -61,6 +63,10 @@ LOOK_FROM = 4 << 20
 """Segments of fewer bytes are checked as a whole when they are opened."""
 LOOK_ON = 128
 """How many chunks more a task of a slot checks, until all have been."""
+AHEAD_MOST = 2 << 30
+"""How many bytes a process checks ahead for each slot, at most: no more than may still be in memory when it counts."""
+_AHEAD_CHUNKS = 32
+"""How many chunks are checked ahead before looking at the time."""
 
 _TRIES = 2
 """How often a segment is looked for in the worker's cache; then it is read into memory."""
@@ -403,9 +409,8 @@ class _Open:
             return None
         try:
             if self._touched is None or self._partly is None:
-                columns = [name for name in self._batch.schema.names if name not in _OF_ALL_ROWS]
-                self._touched = Touched(self.held.index, self._batch, self.held.file.address, columns)
-                self._partly = Segment(self.ref, self._batch.select(columns), self._filtered, self._touched)
+                self._touched = Touched(self.held.index, self._batch, self.held.file.address, self._columns)
+                self._partly = Segment(self.ref, self._batch.select(self._columns), self._filtered, self._touched)
         except UnknownLayout:
             return None
         for numbers in self._touched.chunks(wanted):
@@ -433,17 +438,43 @@ class _Open:
                 self._views.pop(next(iter(self._views)), None)
         return known
 
+    def check_ahead(self, ranges: tuple[Range, ...], until: float) -> bool:
+        """Checks what some ranges consist of, until a time. Whether all of it is here, and right; if something is not,
+        it is left to whoever needs it."""
+        if self.whole is not None or ranges in self._views:
+            return True
+        for spans in self._rounds(ranges):
+            unknown = self.held.unknown(spans)
+            for at in range(0, len(unknown), _AHEAD_CHUNKS):
+                if time.perf_counter() >= until or not self.held.are_here(unknown[at : at + _AHEAD_CHUNKS]):
+                    return False
+        self.views(ranges)
+        return True
+
+    def _rounds(self, ranges: tuple[Range, ...]) -> Iterator[list[Span]]:
+        """The bytes that `views` needs for some ranges, in rounds."""
+        windows = self.held.index.windows(ranges)
+        if ranges == self.ref.covers or self._mostly(windows):
+            return iter([[(0, self.held.size)]])
+        return self._spans(windows)
+
+    def _spans(self, windows: Sequence[Window]) -> Iterator[list[Span]]:
+        base = self.held.file.address
+        return together([spans_of(self._batch, base, self._columns, each.start, each.stop) for each in windows])
+
+    @property
+    def _columns(self) -> list[str]:
+        return [name for name in self._batch.schema.names if name not in _OF_ALL_ROWS]
+
     def _mostly(self, windows: Sequence[Window]) -> bool:
         """Whether one view of everything is the better one: it takes no more bytes, or not many more that are here."""
         rows = sum(window.stop - window.start for window in windows)
         return rows == self.ref.rows or (self.held.complete and 2 * rows >= self.ref.rows)
 
     def _parts(self, windows: Sequence[Window]) -> tuple[View, ...]:
-        columns = [name for name in self._batch.schema.names if name not in _OF_ALL_ROWS]
-        base = self.held.file.address
-        for spans in together([spans_of(self._batch, base, columns, each.start, each.stop) for each in windows]):
+        for spans in self._spans(windows):
             self.held.need(spans)
-        batch = self._batch.select(columns)
+        batch = self._batch.select(self._columns)
         parts = [batch.slice(each.start, each.stop - each.start) for each in windows]
         return tuple(
             (Segment(self.ref, part, self._filtered), each.ranges) for part, each in zip(parts, windows, strict=True)
@@ -570,15 +601,38 @@ class SegmentCache:
             if copied:
                 self._make_room((store.uri, ref.name), copied)
 
-    def settle(self, uri: str, slot: int, refs: Sequence[SegmentRef]) -> None:
-        """Says what a slot's state consists of now. Segments that no slot seen here needs are let go, so that
-        deleted files give their space back."""
+    def check_ahead(self, store: ObjectStore, pieces: Sequence[Piece], until: float) -> None:
+        """Checks, until a time, what others have brought here: pieces that a slot may soon go on with. What is not
+        here, or not right, is left to whoever needs it, and nothing is waited for."""
+        worker = self._workers.get(store.uri)
+        there: set[str] | None = None
+        found, left = self.traffic.found, AHEAD_MOST
+        for piece in pieces:
+            key, left = (store.uri, piece.segment.name), left - piece.bytes
+            if worker is None or left < 0 or time.perf_counter() >= until:
+                break
+            try:
+                if key not in self._open:
+                    there = worker.objects() if there is None else there
+                    if names.base(piece.segment.name) not in there:
+                        continue
+                    self._opened(store, piece.segment, in_memory=False)
+                self._open[key].check_ahead(piece.ranges, until)
+            except (Gone, DamagedObject, StoreUnavailable):
+                self._open.pop(key, None)
+        self.traffic.ahead += self.traffic.found - found
+        self.traffic.found = found
+
+    def settle(self, uri: str, slot: int, refs: Sequence[SegmentRef], soon: Sequence[Piece] = ()) -> None:
+        """Says what a slot's state consists of now, and what it may soon have more. Segments that no slot seen here
+        needs are let go, so that deleted files give their space back."""
         self._spare.chunks = LOOK_ON
         needs, now = frozenset(ref.name for ref in refs), time.monotonic()
-        before, _ = self._wanted.get((uri, slot), (None, now))
-        self._wanted[(uri, slot)] = (needs, now)
         if uri in self._workers:
             self._workers[uri].note(slot, needs)
+        needs |= {piece.segment.name for piece in soon}
+        before, _ = self._wanted.get((uri, slot), (None, now))
+        self._wanted[(uri, slot)] = (needs, now)
         if before == needs:
             return
         known = list(self._wanted.items())
