@@ -300,14 +300,15 @@ def _millstream_memory(asked: Contender, folder: Path) -> Found:
 
 
 def worker_memory(ancestor: int) -> Iterator[int]:
-    """The private memory (RssAnon, in bytes) of every Python worker below a process: a child of `pyspark.daemon`."""
+    """The private memory (RssAnon, in bytes) of every Python worker below a process: a child of Spark's daemon, or of
+    Millstream's."""
     parents: dict[int, int] = {}
     daemons: set[int] = set()
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
             try:
                 parents[int(entry.name)] = int((entry / "stat").read_text().rsplit(")", 1)[1].split()[1])
-                if b"pyspark.daemon" in (entry / "cmdline").read_bytes():
+                if any(word.endswith(b".daemon") for word in (entry / "cmdline").read_bytes().split(b"\0")):
                     daemons.add(int(entry.name))
             except (OSError, IndexError):
                 continue  # it has just ended

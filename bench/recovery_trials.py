@@ -27,7 +27,7 @@ import signal
 import statistics
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -315,6 +315,9 @@ def _handover(rig: Killing) -> Found:
                 "bytes": plan.bytes, "rounds": len(plan.rounds), "state": outcome.state, "seconds": length,
                 "stall_s": max(during, default=0.0), "steady_s": max(before, default=0.0),
                 "cut_over_s": next((gap for at, gap in gaps if at == ended), 0.0),
+                "usual_s": statistics.median([gap for at, gap in gaps if asked_at - rig.asked.hold_s < at <= asked_at]),
+                "parts_ms": seen[outcome.last].parts_ms if outcome.last in seen else {},
+                "usual_parts_ms": _usual([f.parts_ms for number, f in seen.items() if number < outcome.began][-12:]),
                 "fetched": sum(f.fetched_bytes for number, f in seen.items() if number >= outcome.began),
                 "breakdown": told_of(running, handle.number),
             })  # fmt: skip
@@ -325,6 +328,10 @@ def _handover(rig: Killing) -> Found:
         rig.offset = feed.offset
         running.stop()
     return {"legs": legs, "rate": feed.rate}
+
+
+def _usual(parts: Sequence[dict[str, float]]) -> dict[str, float]:
+    return {name: statistics.median(each.get(name, 0.0) for each in parts) for name in parts[0]} if parts else {}
 
 
 def told_of(running: Any, number: int) -> Found:

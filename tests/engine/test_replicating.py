@@ -13,7 +13,7 @@ import pytest
 import millstream as ms
 from millstream.control.verbs import past_of
 from millstream.engine import driver as driver_module
-from millstream.engine import replicating, upkeep
+from millstream.engine import handing, host, load_history, replicating, upkeep
 from millstream.engine.replicating import Replicator
 from millstream.protocol.epochs import History
 from millstream.protocol.planner import plan_drain, plan_move, plan_rescale
@@ -113,8 +113,8 @@ def test_replicas_go_where_load_falls_when_that_of_the_slot_rises_if_they_are_to
             workers={"a": (0,), "b": (1,), "c": (2,), "d": (3,)}, tables={"count": RoutingTable.even(4, 4)}
         )
         replicator = Replicator(Four(), 1, background=False, by_load=way)
-        for epoch in range(replicating.PERIOD * replicating.ENOUGH_PERIODS):
-            day = epoch // replicating.PERIOD % 2
+        for epoch in range(load_history.PERIOD * load_history.ENOUGH_PERIODS):
+            day = epoch // load_history.PERIOD % 2
             replicator.after_commit(history, {0: 9 * day, 1: 9 * day, 2: 9 - 9 * day, 3: 9 - 9 * day})
         apart = [replicator.groups[slot][0] in ("cd", "ab")[slot // 2] for slot in range(4)]
         assert all(apart) is way, replicator.groups
@@ -430,7 +430,8 @@ def test_lookups_check_what_they_touch_wherever_slots_go(
     tmp_path: Path, strategy: ms.Strategy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(segments, "LOOK_FROM", 0)
-    monkeypatch.setattr(segments, "LOOK_ON", 0)
+    monkeypatch.setattr(host, "CHECK_AHEAD_S", -1.0)
+    monkeypatch.setattr(host, "CHECK_COMING_S", -1.0)
     monkeypatch.setattr(chunks, "CHUNK", 256)
     looked = Counter[bool]()
     look = segments._Open.look
@@ -504,6 +505,36 @@ def test_what_is_about_to_come_and_replicas_are_checked_before_a_slot_needs_them
     run.sim.workers = ("0", "2")
     run.feed(1, words=5)
     assert (run.fetched, run.sim.driver.last.sources.get("store", 0)) == (0, 0)
+    run.check()
+
+
+@pytest.mark.parametrize("ends", ["checked", "waited", "late"])
+def test_a_round_that_brings_much_waits_until_that_was_checked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ends: str
+) -> None:
+    monkeypatch.setattr(handing, "CHECK_FROM", 0)
+    monkeypatch.setattr(handing, "CHECK_WAIT_S", 1e9)
+    monkeypatch.setattr(host, "CHECK_AHEAD_S", -1.0)
+    monkeypatch.setattr(host, "CHECK_COMING_S", -1.0)  # nobody has time to check anything
+    run = Run(tmp_path)
+    run.feed(5)
+    number = run.sim.apply(plan_rescale(run.sim.layout, 9, strategy=ms.AllAtOnce(prepared=True, deadline_s=60)))
+    run.feed(4)
+    waiting = run.sim.outcome(number)
+    assert waiting is not None
+    assert (waiting.state, waiting.done) == ("running", 0)
+    assert waiting.lacking == 0, "all is there"
+    if ends == "checked":
+        monkeypatch.setattr(host, "CHECK_COMING_S", 60.0)
+    elif ends == "waited":
+        monkeypatch.setattr(handing, "CHECK_WAIT_S", 0.0)
+    else:
+        run.sim.advance_clock("61 seconds")
+    run.feed(2)
+    outcome = run.sim.outcome(number)
+    assert outcome is not None
+    assert outcome.state == "done", "that it was not checked is no reason to give up"
+    assert ("ahead" in outcome.sources) is (ends == "checked")
     run.check()
 
 

@@ -128,3 +128,11 @@ def test_what_is_left_out_is_ended_and_let_start_again_later(monkeypatch: pytest
     now += population.AGAIN_S
     spark.population.try_again()
     assert spark.told[-1] == ALL
+
+
+def test_a_query_that_ends_leaves_its_session_the_executors_that_it_had() -> None:
+    spark = Scheduler("yarn", {}, 3)
+    spark.population.leave_out(["1"])
+    spark.population.restore()
+    spark.population.restore()
+    assert spark.told == [2, "-1", "!1", 3], "once"

@@ -36,9 +36,9 @@ class Scene:
         traffic = Traffic()
         bring(WorkerCache(self.folder), self.piece, Fetcher(self.store.inner, None, traffic), traffic)
 
-    def check_ahead(self, pieces: list[Piece] | None = None, seconds: float = 60.0) -> None:
+    def check_ahead(self, pieces: list[Piece] | None = None, seconds: float = 60.0) -> int:
         self.cache.settle(self.store.uri, 0, [], pieces or [self.piece])
-        self.cache.check_ahead(self.store, pieces or [self.piece], time.perf_counter() + seconds)
+        return self.cache.check_ahead(self.store, pieces or [self.piece], time.perf_counter() + seconds)
 
     @property
     def path(self) -> Path:
@@ -58,7 +58,7 @@ def test_what_was_checked_ahead_is_not_read_again_when_it_is_needed(
     ranges_of: object, rng: random.Random, tmp_path: Path
 ) -> None:
     scene = Scene(tmp_path, rng, ranges_of(rng))  # type: ignore[operator]
-    scene.check_ahead()
+    assert scene.check_ahead() == 0
     ahead = scene.cache.traffic.ahead
     assert ahead > 0
     scene.check_ahead()
@@ -71,7 +71,7 @@ def test_what_was_checked_ahead_is_not_read_again_when_it_is_needed(
 
 def test_it_goes_on_where_it_stopped_and_stops_when_its_time_is_over(rng: random.Random, tmp_path: Path) -> None:
     scene = Scene(tmp_path, rng, whole(rng))
-    scene.check_ahead(seconds=-1)
+    assert scene.check_ahead(seconds=-1) == scene.piece.bytes
     assert scene.cache.traffic.ahead == 0
     counts = []
     while not counts or (len(counts) < 1000 and counts[-1] < chunks.file_size(scene.ref.bytes)):
@@ -92,6 +92,37 @@ def test_what_is_not_here_is_not_fetched_for_this(rng: random.Random, tmp_path: 
     for ranges in ((second, fourth), (first, third)):
         piece = Piece(scene.ref, ranges)
         assert read_rows(scene.store, scene.cache, piece) == read_rows(scene.store.inner, SegmentCache(), piece)
+
+
+def test_what_was_not_here_is_not_looked_for_again_at_once(
+    rng: random.Random, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scene = Scene(tmp_path, rng, whole(rng))
+    data, size = scene.path.read_bytes(), chunks.file_size(scene.ref.bytes)
+    holed = bytearray(data)
+    holed[size // 2 : size // 2 + 2 * chunks.CHUNK] = bytes(2 * chunks.CHUNK)
+    scene.path.write_bytes(holed)
+    scene.check_ahead()
+    before = scene.cache.traffic.ahead
+    assert 0 < before < size
+    scene.path.write_bytes(data)
+    scene.check_ahead()
+    assert scene.cache.traffic.ahead == before
+    monkeypatch.setattr(segments_module, "_AHEAD_AGAIN_S", -1.0)
+    scene.cache._open[(scene.store.uri, scene.ref.name)]._not_before = 0.0
+    scene.check_ahead()
+    assert scene.cache._open[(scene.store.uri, scene.ref.name)].whole is not None
+
+
+def test_a_slot_s_own_state_is_checked_where_there_is_no_cache_too(rng: random.Random, tmp_path: Path) -> None:
+    store = open_store(str(tmp_path / "store"))
+    rows = some_rows(rng, 3000, pa.int64(), text=False, subkeys=False)
+    ref = written(store, rows)
+    piece, cache = Piece(ref, ref.covers), SegmentCache()
+    assert cache.check_ahead(store, [piece], time.perf_counter() + 60) == piece.bytes, "nobody has read from it yet"
+    cache._opened(store, ref, in_memory=False)
+    assert cache.check_ahead(store, [piece], time.perf_counter() + 60) == 0
+    assert cache._open[(store.uri, ref.name)].whole is not None
 
 
 @pytest.mark.parametrize("damage", ["a bit", "evicted", "cut", "before"])

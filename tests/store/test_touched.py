@@ -28,7 +28,6 @@ pytestmark = pytest.mark.usefixtures("small_chunks", "all_large")
 @pytest.fixture
 def all_large(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(segments_module, "LOOK_FROM", 0)
-    monkeypatch.setattr(segments_module, "LOOK_ON", 0)
 
 
 def some_rows(rng: random.Random, count: int, kind: pa.DataType, text: bool, subkeys: bool) -> StateRows:
@@ -133,47 +132,3 @@ def test_what_is_wrong_is_fetched_and_where_there_is_nobody_to_ask_it_is_named(
     path.write_bytes(spoilt)
     with pytest.raises(DamagedObject):
         locate(store.inner, SegmentCache(), [piece], hashes, keys)
-
-
-def test_where_something_is_not_here_no_more_is_looked_at_than_is_asked_for(
-    rng: random.Random, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(segments_module, "LOOK_ON", 1000)
-    store = CountingStore(open_store(str(tmp_path / "store")))
-    rows = some_rows(rng, 3000, pa.int64(), text=False, subkeys=False)
-    ref = written(store.inner, rows)
-    data, size = bytes(store.inner.get(ref.name) or b""), chunks.file_size(ref.bytes)
-    cache = attached(store, tmp_path / "cache")
-    holed = bytearray(data)
-    first = 10 * chunks.CHUNK  # behind the metadata, and among the least hashes
-    holed[first : first + chunks.CHUNK] = bytes(chunks.CHUNK)
-    (tmp_path / "cache" / f"{names.base(ref.name)}.part").write_bytes(holed)
-    at = np.arange(len(rows.hashes) - 200, len(rows.hashes), 7)
-    counts = []
-    for _ in range(5):
-        cache.settle(store.uri, 0, [ref])
-        found = locate(store, cache, [Piece(ref, ref.covers)], rows.hashes[at], rows.keys.take(at))
-        assert found.present.tolist() == (~rows.dead[at]).tolist()
-        counts.append(len(checked(cache, store, ref)))
-    assert cache.traffic.fetched == 0
-    assert counts[0] == counts[-1] < size // chunks.CHUNK
-
-
-def test_a_few_chunks_more_are_checked_each_time_until_all_have_been(
-    rng: random.Random, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(segments_module, "LOOK_ON", 50)
-    store = open_store(str(tmp_path / "store"))
-    rows = some_rows(rng, 3000, pa.int64(), text=False, subkeys=False)
-    ref = written(store, rows)
-    piece, cache = Piece(ref, ref.covers), SegmentCache()
-    counts = []
-    for _ in range(100):
-        hashes, keys, _ = some_keys(rng, rows, 3)
-        cache.settle(store.uri, 0, [ref])
-        locate(store, cache, [piece], hashes, keys)
-        counts.append(len(checked(cache, store, ref)))
-    opened = cache._open[(store.uri, ref.name)]
-    assert counts == sorted(counts)
-    assert counts[0] < counts[-1] == len(opened.held.index.digests)
-    assert opened.whole is not None

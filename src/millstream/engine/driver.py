@@ -134,6 +134,10 @@ class Executor(Protocol):
         """Runs compactions for a version, each on behalf of a slot."""
         ...
 
+    def close(self) -> None:
+        """Takes back what it has told others for this query alone."""
+        ...
+
 
 @dataclass(frozen=True, slots=True)
 class Options:
@@ -168,7 +172,7 @@ class EpochFacts:
     sources: dict[str, int] = field(default_factory=dict)
     """Where the bytes of state came from that its tasks had not read before: from the `cache` of a worker that had them
     for itself, from one that held them as a `replica` or because they were about to move there, or from the `store`.
-    Those that a worker holds for these reasons, and that were checked before any slot needed them, are `ahead`."""
+    Those that were checked before anybody needed them are `ahead`."""
 
 
 class Driver:
@@ -379,7 +383,7 @@ class Driver:
                 self.modifier.committed(changed)
         self._opened = NOTHING_OPENED
         self.upkeep.applied(edits)
-        self.handover.committed(epoch, reports)
+        self.handover.committed(epoch, reports, share.slots, share.workers)
         now = time.perf_counter()
         if self.adapter is not None:
             try:
@@ -473,6 +477,7 @@ class Driver:
             self._emptied(history),
             self.handover.lacking(asked, history, *draining(history.outcomes.values(), history.generation)),
             self.handover.through,
+            self.handover.unchecked,
             self._since_ms,
             _spent(self.last) if self.last and self.last.epoch == history.epoch else Spent(),
         )
@@ -527,14 +532,15 @@ class Driver:
         manifest, _ = planned_manifest(self.journal.history, plan)
         task = epoch_task(version.graph, plan, maker, share.tables, before, len(share.slots))
         where = {slot: worker for worker, slots in share.workers.items() for slot in slots}
-        soon = self.replicator.soon(share.workers) if self.replicator is not None else {}
+        held = self.replicator.held(share.workers, self.handover.due) if self.replicator is not None else {}
         slots = [
             replace(
                 slot,
                 worker=where.get(slot.home, ""),
                 patience=patience,
                 through=through.get(slot.home, {}),
-                soon=soon.get(slot.home, ()),
+                coming=tuple(held[slot.home][0]) if slot.home in held else (),
+                soon=tuple(held[slot.home][1]) if slot.home in held else (),
             )
             for slot in slot_tasks(version.graph, share.tables, manifest, share.slots, self.upkeep.busy())
         ]
@@ -556,6 +562,7 @@ class Driver:
         self.upkeep.close()
         if self.replicator is not None:
             self.replicator.close()
+        self.executor.close()
 
 
 def _slowest(reports: Sequence[Report], part: str) -> float:

@@ -16,8 +16,8 @@ Rules
   slot knows its own, and whoever reads the step takes the least of all slots.
 - Whoever is about to take over something of a slot is sent what the slot writes, once the store has it. That one does
   not answer changes nothing but what it will have to fetch; it is not asked twice.
-- What a worker holds that its slots may soon need is checked by their tasks, once they have done their own work, for a
-  bounded time. It never fails a task.
+- What a worker holds is checked by its tasks, once they have done their own work, for a bounded time: first what is
+  about to move there, then the slot's own state, then replicas. It never fails a task.
 - Nothing here is remembered between tasks but caches.
 """
 
@@ -56,7 +56,9 @@ NOWHERE = Here()
 MOST_THROUGH = 32 << 20
 """Larger segments are not written through: an epoch waits for it."""
 CHECK_AHEAD_S = 0.02
-"""How long a task goes on checking what its worker may soon need."""
+"""How long a task goes on checking what its worker may need."""
+CHECK_COMING_S = 0.05
+"""The same, where something is about to move there."""
 LOAD_BITS = 10
 """A commit has the load of each step in at most 2^10 parts of the key space."""
 
@@ -204,7 +206,8 @@ def _run_level(
 ) -> Report:
     began, read, busy = time.perf_counter(), replace(CACHE.traffic), time.thread_time()
     pieces = {Family(step, state): found for step, state, found in mine.pieces}
-    CACHE.settle(store.uri, mine.home, [piece.segment for found in pieces.values() for piece in found], mine.soon)
+    state = [piece for found in pieces.values() for piece in found]
+    CACHE.settle(store.uri, mine.home, [piece.segment for piece in state], [*mine.coming, *mine.soon])
     lanes = Lanes(received, task, store)
     done = Done()
     for step in spec.graph.steps:
@@ -243,9 +246,11 @@ def _run_level(
             bits = task.lanes[task.readers[step.name][0]].table.bin_bits
             done.loads[step.name] = _load(grouped, bits, size, (time.thread_time_ns() - spent) // 1000)
     ended, busy = time.perf_counter(), time.thread_time() - busy
-    if mine.soon:
-        CACHE.check_ahead(store, mine.soon, ended + CHECK_AHEAD_S)
+    unchecked = CACHE.check_ahead(store, mine.coming, ended + CHECK_COMING_S)
+    CACHE.check_ahead(store, [*state, *mine.soon], ended + CHECK_AHEAD_S)
     timings = {"steps": (ended - began) * 1000, "cpu": busy * 1000, **_cost(CACHE.traffic.since(read))}
+    if mine.coming:
+        timings["unchecked"] = float(unchecked)
     return replace(
         report,
         added=tuple(done.added),

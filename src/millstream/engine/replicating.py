@@ -17,12 +17,12 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Protocol
 
+from millstream.engine.load_history import LoadHistory
 from millstream.protocol.epochs import History, Report
 from millstream.protocol.handover import Coming
 from millstream.protocol.keyspace import Range, clip, coalesce
@@ -53,12 +53,6 @@ START_S = 30.0
 """How long it waits for an agent there."""
 AGAIN_S = 60.0
 """How long after an agent was started another one is, at most; at first it is a second."""
-
-PERIOD = 16
-"""How many epochs are a period of load."""
-PERIODS = 96
-ENOUGH_PERIODS = 8
-"""How many there must be to go by load."""
 _LOG = logging.getLogger("millstream")
 
 
@@ -117,33 +111,6 @@ class ReplicaFacts:
     """The workers that have an agent, and its address."""
     troubles: dict[str, str] = field(default_factory=dict)
     """What last went wrong at a worker."""
-
-
-class LoadHistory:
-    """What slots had to do, in periods of some epochs. Added to in one thread, and taken in another."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._period: list[Mapping[int, float]] = []
-        self._periods: deque[dict[int, float]] = deque(maxlen=PERIODS)
-        self._fresh = False
-
-    def add(self, loads: Mapping[int, float]) -> None:
-        """The loads of slots in an epoch."""
-        with self._lock:
-            self._period.append(dict(loads))
-            if len(self._period) == PERIOD:
-                slots = {slot for each in self._period for slot in each}
-                self._periods.append({slot: sum(each.get(slot, 0.0) for each in self._period) for slot in slots})
-                self._period, self._fresh = [], len(self._periods) >= ENOUGH_PERIODS
-
-    def taken(self) -> dict[int, list[float]]:
-        """The loads of each slot, period by period; empty unless there is another period than last time."""
-        with self._lock:
-            if not self._fresh:
-                return {}
-            self._fresh = False
-            return {slot: [each.get(slot, 0.0) for each in self._periods] for slot in self._periods[-1]}
 
 
 class Replicator:
@@ -253,22 +220,21 @@ class Replicator:
         here = (known - lacking) | sent
         return sum(piece.bytes for piece in pieces if piece.segment.name not in here)
 
-    def soon(self, workers: Mapping[str, Sequence[int]]) -> dict[int, tuple[Piece, ...]]:
-        """What workers hold, as far as is known, that their slots may soon need, shared out among the slots that each
-        has: first what is about to move there."""
+    def held(
+        self, workers: Mapping[str, Sequence[int]], due: Collection[str]
+    ) -> dict[int, tuple[list[Piece], list[Piece]]]:
+        """What workers hold, as far as is known, beside the state of their own slots: of the moves that are due, and
+        for other reasons; shared out among the slots that each has."""
         with self._lock:
             known = {worker: self._told[worker] for worker in workers if worker in self._told}
-        found: dict[int, tuple[Piece, ...]] = {}
+        found: dict[int, tuple[list[Piece], list[Piece]]] = {}
         for worker, told in known.items():
-            lacks = {key: set(names) for key, names in told.progress.lacks.items()}
-            pieces = [
-                piece
-                for want in told.order.wants
-                for piece in want.pieces
-                if piece.segment.name not in lacks.get(want.key, ())
-            ]
-            slots = workers[worker]
-            found |= {slot: tuple(pieces[place :: len(slots)]) for place, slot in enumerate(slots)}
+            both: tuple[list[Piece], list[Piece]] = ([], [])
+            for want in told.order.wants:
+                lacks = set(told.progress.lacks.get(want.key, ()))
+                both[want.key not in due].extend(each for each in want.pieces if each.segment.name not in lacks)
+            many = len(workers[worker])
+            found |= {slot: (both[0][at::many], both[1][at::many]) for at, slot in enumerate(workers[worker])}
         return found
 
     def lacks(self, slot: int, worker: str) -> int:

@@ -216,8 +216,10 @@ class SlotTask:
     """How many bytes of state may have to be fetched if it runs elsewhere; -1 for any number."""
     through: dict[str, tuple[str, ...]] = field(default_factory=dict)
     """The workers that are about to take over something of it, and of which steps: they are sent what it writes."""
+    coming: tuple[Piece, ...] = ()
+    """What its worker holds that is about to move there: it is checked first, and that may be waited for."""
     soon: tuple[Piece, ...] = ()
-    """What its worker holds for others, or for what is about to come: it is checked ahead of time."""
+    """What its worker holds for others: it is checked ahead of time."""
 
     def pack(self) -> bytes:
         return msgspec.msgpack.encode(self)

@@ -4,8 +4,8 @@ Rules
 -----
 - Bytes that were found at a slot's worker count as its `cache`, unless the slot has just got the worker, or some of its
   ranges: then they were there for another reason, as a `replica` or because they were about to move there.
-- Bytes that a worker held for that reason, and that were checked before a slot needed them, count as `ahead`, in the
-  epoch in which they were checked. They cost no slot anything when it comes to need them.
+- Bytes that were checked before anybody needed them count as `ahead`, in the epoch in which they were checked. They
+  cost nothing when a slot comes to need them.
 - A rate is told once enough has been moved for it to mean something, and again only when it is another one.
 """
 

@@ -10,6 +10,8 @@ Rules
   nothing lacking but what the last epochs have written, of which there would be as much after the next ones. Then one
   more epoch *writes through*: the origins send what they write to the targets, too, before it is committed; and so do
   those of a round that is due next, in every epoch. After that the round is cut over, and as a rule nothing is lacking.
+- Before a round that brings much is cut over, its targets check what they hold of it, while the origin goes on: else
+  the first epoch afterwards would. That is waited for a while only, and never fails a migration.
 - If that takes longer than the plan's `deadline_s`, the migration ends where it is: the rounds that are done stay, and
   of all others the origins stay in charge.
 - Several rounds are prepared ahead, as many as `AHEAD` bytes allow, so that the epochs need not wait for each other.

@@ -180,6 +180,8 @@ class Facts:
     these are older than the last epochs. Of those that are not here, nothing can be prepared."""
     through: Collection[int] = ()
     """The migrations whose next round was written through in the last epoch, as far as that can be done."""
+    unchecked: Collection[int] = ()
+    """The migrations whose next round should wait until its targets have checked what it brings."""
     started_ms: int = 0
     """When this driver began, by its clock: nothing was prepared while there was none."""
     spent: Spent = field(default_factory=Spent)
@@ -443,13 +445,15 @@ class _Course:
     def _cut_over(self, outcome: Outcome, plan: MigrationPlan) -> None:
         """Carries the next round out, or has it wait for what it brings."""
         lacking, older = self.facts.lacking.get(outcome.number, (0, 0)) if plan.prepared else (0, 0)
-        if lacking <= plan.budget or (outcome.number in self.facts.through and not older):
-            waited_ms = self.facts.clock_ms - self._since(outcome) if outcome.since_ms else 0
+        since_ms = self._since(outcome)
+        late = self.facts.clock_ms - since_ms > plan.deadline_s * 1000
+        there = lacking <= plan.budget or (outcome.number in self.facts.through and not older)
+        if there and (late or outcome.number not in self.facts.unchecked):
+            waited_ms = self.facts.clock_ms - since_ms if outcome.since_ms else 0
             outcome = replace(outcome, since_ms=0, lacking=lacking, waited_ms=outcome.waited_ms + waited_ms)
             self._round(outcome, plan)
             return
-        since_ms = self._since(outcome)
-        if self.facts.clock_ms - since_ms > plan.deadline_s * 1000:
+        if late:
             reason = (
                 f"round {outcome.done} was not prepared within {plan.deadline_s:g} s: {lacking:,} bytes are still "
                 f"lacking where it goes, and {plan.budget:,} may. What has moved stays; the rest is where it was"

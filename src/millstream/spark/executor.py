@@ -8,8 +8,8 @@ Rules
 - A worker that has been drained is decommissioned, so that Spark runs nothing else there: that is up to this session's
   scheduler alone. Where `spark.decommission.enabled` is set, the executor then ends by itself.
 - Where replicas are kept, a task of a lost worker that Spark runs anywhere else gives up instead of fetching its state,
-  and the next attempt runs it where a replica is. Workers that are kept warm by their processes stay so: the job is
-  cancelled only if it is not over soon after the loss.
+  and the next attempt runs it where a replica is. The job is cancelled only if it is not over soon after the loss:
+  Spark interrupts the tasks of cancelled jobs, and with them go their Python workers and what these have mapped.
 - Spark learns from its own timeouts that nothing gets through between two executors, which takes minutes, and then runs
   the same tasks there again. So while a job takes long, agents are asked whom they reach, and a worker that is cut off
   (`protocol.reach`) is left out for a while: Spark runs nothing there, and the next attempt does without it.
@@ -21,6 +21,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Collection, Iterator, Sequence
+from contextlib import suppress
 from typing import Any
 
 import msgspec
@@ -68,11 +69,10 @@ class SparkExecutor:
         self._look_at = 0.0
         self._finished_before = -1
         self._suspect: frozenset[Link] = frozenset()
-        self._stuck: list[int] = []
         self._cores: dict[str, float] = {}
         self.placer = Placer(lambda: ["driver"] if self._local else self.workers())
         self._leaving: frozenset[str] = frozenset()
-        self._population = Population(spark, lambda: self._present() - self._decommissioned())
+        self._population = Population(spark, lambda: self._population.present() - self._decommissioned())
         self.agents: SparkAgents | None = None
         if settings is not None and not self._local:
             self.agents = SparkAgents(self._exchange, self.workers, settings)
@@ -92,7 +92,7 @@ class SparkExecutor:
             return (self._lost(used) if follow else "") or self._parted()
 
         watch_it = watch if self.agents is not None else None
-        with time_limit(self._spark.sparkContext, limit_s, watch_it, self._interrupt) as ended:
+        with time_limit(self._spark.sparkContext, limit_s, watch_it) as ended:
             try:
                 return self._run(spec, task, slots, records)
             except ExecutionFailed as error:
@@ -106,7 +106,7 @@ class SparkExecutor:
 
     def _lost(self, used: Collection[str]) -> str:
         """Which of the workers that an attempt uses is gone, as a sentence."""
-        gone = sorted(set(used) - self._present())
+        gone = sorted(set(used) - self._population.present())
         self._lost_at = (self._lost_at or time.monotonic()) if gone else 0.0
         if not gone or time.monotonic() - self._lost_at < GRACE_S:
             return ""
@@ -140,26 +140,7 @@ class SparkExecutor:
                 told.append(f"worker {worker} is left out: nothing gets through to {', '.join(others)}")
         if told:
             _LOG.warning("%s", "; ".join(told))
-            self._stuck = self._running()
         return "; ".join(told)
-
-    def _running(self) -> list[int]:
-        """The tasks that run now, by Spark's numbers."""
-        store: Any = self._spark.sparkContext._jsc.sc().statusStore()
-        stages, found = store.activeStages(), list[int]()
-        for stage in (stages.apply(i) for i in range(stages.size())):
-            tasks = store.taskList(stage.stageId(), stage.attemptId(), 1 << 20)
-            each = (tasks.apply(i) for i in range(tasks.size()))
-            found += [int(task.taskId()) for task in each if task.status() == "RUNNING"]
-        return found
-
-    def _interrupt(self) -> None:
-        """Interrupts what waited for workers that are cut off, once its job has been cancelled: it would wait for
-        minutes. Where a worker is lost, tasks end by themselves, and their Python workers stay."""
-        stuck, self._stuck = self._stuck, []
-        context: Any = self._spark.sparkContext._jsc.sc()
-        for task in stuck:
-            context.killTaskAttempt(task, True, "it waits for a worker that is cut off")
 
     def _finished(self) -> int:
         """How many tasks of the jobs that run have finished."""
@@ -226,6 +207,10 @@ class SparkExecutor:
             return dict.fromkeys(workers, why)
         return {worker: "" for worker in workers if worker not in busy | told}  # what was just told may be on its way
 
+    def close(self) -> None:
+        with suppress(Py4JError, OSError):  # the session may be gone
+            self._population.restore()
+
     def cores(self) -> dict[str, float]:
         if self._local:
             return {"driver": float(self._spark.sparkContext.defaultParallelism)}
@@ -258,14 +243,9 @@ class SparkExecutor:
         self._leaving = found
         return found
 
-    def _present(self) -> set[str]:
-        context: Any = self._spark.sparkContext._jsc.sc()
-        ids = context.getExecutorIds()
-        return {ids.apply(i) for i in range(ids.size())}
-
     def workers(self) -> dict[str, str]:
         """The executors that Spark reports now and gives tasks to: id and host."""
-        present = self._present()
+        present = self._population.present()
         present = present - self._decommissioned() or present
         if present != set(self._workers):
             hosts = {summary.id(): summary.hostPort().rsplit(":", 1)[0] for summary in self._summaries()}

@@ -33,13 +33,11 @@ def time_limit(
     sc: SparkContext,
     seconds: float | None,
     watch: Callable[[], str] | None = None,
-    after: Callable[[], None] = lambda: None,
 ) -> Iterator[Ended]:
     """Cancels the jobs that this thread starts inside the block if it lasts longer, or as soon as `watch`, which is
     called now and then, says why they should be.
 
-    Spark ends the Python workers of cancelled tasks that do not end by themselves (`spark.python.task.killTimeout`).
-    `after` is called then: tasks are not interrupted by this, because their Python workers would be lost with them.
+    Spark interrupts the tasks of a stream's jobs when these are cancelled, and ends their Python workers.
     """
     ended = Ended()
     if seconds is None and watch is None:
@@ -59,7 +57,6 @@ def time_limit(
                 ended.why = LATE if late else watch() if watch is not None else ""
                 if ended.why:
                     sc.cancelJobsWithTag(tag)
-                    after()
                     return
             except (Py4JError, OSError) as error:  # the session is gone, and with it the jobs
                 _LOG.debug("jobs are no longer watched: %s", error)

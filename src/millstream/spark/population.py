@@ -9,7 +9,8 @@ Rules
 - An executor that is given back is decommissioned: it gets no more tasks. Where `spark.decommission.enabled` is set it
   ends by itself, and Spark would start another in its place; so Spark is told to have that many less.
 - One that is left out is ended, if the cluster manager reaches it: else tasks would go on asking it for the broadcasts
-  that it has. Another executor is let start in its place later, each time after twice as long.
+  that it has. Another executor is let start in its place later, each time after twice as long, or when the query ends:
+  the session outlives it.
 """
 
 from __future__ import annotations
@@ -79,7 +80,7 @@ class Population:
         there = len(self._usable())
         return there if asked == ALL else max(asked, there)
 
-    def _there(self) -> set[str]:
+    def present(self) -> set[str]:
         """All that Spark knows, whether it gives them tasks or not."""
         ids: Any = self._sc._jsc.sc().getExecutorIds()
         return {ids.apply(i) for i in range(ids.size())}
@@ -108,7 +109,7 @@ class Population:
         for worker in sorted(workers):
             context.killAndReplaceExecutor(worker)
         deadline = time.monotonic() + END_S
-        while set(workers) & self._there() and time.monotonic() < deadline:
+        while set(workers) & self.present() and time.monotonic() < deadline:
             time.sleep(0.1)
         now = time.monotonic()
         self._often = 0 if now > self._again + MOST_S else self._often + 1
@@ -116,7 +117,12 @@ class Population:
 
     def try_again(self) -> None:
         """Lets Spark start executors for those that were left out, if it is time."""
-        if not self._less or time.monotonic() < self._again:
+        if time.monotonic() >= self._again:
+            self.restore()
+
+    def restore(self) -> None:
+        """Lets Spark start executors for those that were left out."""
+        if not self._less:
             return
         less, self._less = self._less, 0
         try:

@@ -33,7 +33,16 @@ SETTINGS: dict[str, tuple[str, str]] = {
         "true",
         "roughly halves what it costs to start a Python task (it does not get on with Spark's transformWithState)",
     ),
+    "spark.python.daemon.module": (
+        "millstream.spark.daemon",
+        "Python workers begin with all that tasks need imported: one that was lost costs milliseconds, not a second",
+    ),
     "spark.python.worker.reuse": ("true", "mapped segments and unpacked code are cached in Python workers"),
+    "spark.shuffle.io.retryWait": (
+        "500ms",
+        "whoever was reading from an executor when it died finds out at the next try; by default that is after 5 s",
+    ),
+    "spark.shuffle.io.maxRetries": ("30", "so that one that is alive, and does not answer, is given as long as before"),
     "spark.shuffle.compress": (
         "false",
         "payloads are Arrow columns on their way to a neighbour: compressing costs more",

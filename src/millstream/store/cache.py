@@ -322,7 +322,7 @@ def open_cache(settings: CacheSettings, store_id: str, owner: int | None = None)
 def executor() -> int:
     """The process that this Python process works for: Spark's Java process, whose daemon has forked it."""
     parent = os.getppid()
-    if b"pyspark.daemon" in _proc(parent, "cmdline"):
+    if any(word.endswith(b".daemon") for word in _proc(parent, "cmdline").split(b"\0")):  # Spark's, or Millstream's
         fields = _proc(parent, "stat").rsplit(b")", 1)[-1].split()
         return int(fields[1]) if len(fields) > 1 else parent
     return parent

@@ -237,7 +237,6 @@ class Held:
         self.file: pa.Buffer = place.buffer.slice(0, self.size)
         self.index = Index.read(memoryview(self._index()), ref.rows)
         self._sound: npt.NDArray[np.bool_] = np.zeros(len(self.index.digests), np.bool_)
-        self._gaps = False
 
     @property
     def complete(self) -> bool:
@@ -294,10 +293,9 @@ class Held:
 
     def are_here(self, numbers: npt.NDArray[np.int64]) -> bool:
         """Whether some chunks are here, and right. Nothing is fetched, and nothing is given up if they are not."""
-        unknown: list[int] = numbers[~self._sound[numbers]].tolist()
-        for first, last in _runs(unknown):
-            start = self._span(first)[0]
-            [data] = self._place.read([(start, self._span(last)[1])])
+        runs = _runs(numbers[~self._sound[numbers]].tolist())
+        spans = [(self._span(first)[0], self._span(last)[1]) for first, last in runs]
+        for (first, last), (start, _), data in zip(runs, spans, self._place.read(spans), strict=True):
             view = memoryview(data)
             for chunk in range(first, last + 1):
                 begin, end = self._span(chunk)
@@ -306,18 +304,6 @@ class Held:
                 self._sound[chunk] = True
                 self._traffic.found += end - begin
         return True
-
-    def check_on(self, count: int) -> tuple[int, bool]:
-        """Checks at most so many chunks more, the first ones that have not been. How many it has checked, and whether
-        all are here, and right. Once one is not, it does not look again."""
-        if self._gaps:
-            return 0, False
-        left = np.flatnonzero(~self._sound)
-        try:
-            self._gaps = not self.are_here(left[:count])
-        except Gone:
-            self._gaps = True
-        return min(count, len(left)), not self._gaps and len(left) <= count
 
     def _put(self, pieces: Sequence[tuple[int, memoryview]]) -> None:
         assert not isinstance(self._place, Whole), "refused before anything was fetched"

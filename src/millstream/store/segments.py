@@ -5,10 +5,10 @@ Rules
 - A segment is written once, whole, under a name nobody else uses, and never changes.
 - A segment is used only after its length and digests have been found to be those of the manifest (see `held`). A
   truncated or altered file is named (`DamagedObject`) and never read as state.
-- Whoever looks keys up in a large segment checks the chunks that this touches (see `touched`), and each task a few
-  more, until all have been. So a slot that goes on elsewhere does not begin by reading all its state there.
-- What others have brought to a worker, because a slot may soon go on there, is checked ahead of time, a little by every
-  task. Nobody waits for that, and a slot that is given what has not been checked is only slower.
+- Whoever looks keys up in a large segment checks the chunks that this touches (see `touched`). So a slot that goes on
+  elsewhere does not begin by reading all its state there.
+- All that a worker has is checked ahead of time, a little by every task: what its slots need, and what others have
+  brought because a slot may soon go on there. What has not been checked when it is needed is only slower.
 - Reading maps a file: state larger than memory is the normal case, and what a process holds privately does not grow
   with state. It is the file in the worker's cache if there is one, else the store's own.
 - A range of the key space is a slice of every segment. Who needs a range gets a view of it: the rows of the range and a
@@ -32,7 +32,7 @@ import os
 import time
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 from typing import Any, Literal
 
@@ -61,12 +61,12 @@ OPEN_SEGMENTS = 4096
 
 LOOK_FROM = 4 << 20
 """Segments of fewer bytes are checked as a whole when they are opened."""
-LOOK_ON = 128
-"""How many chunks more a task of a slot checks, until all have been."""
 AHEAD_MOST = 2 << 30
 """How many bytes a process checks ahead for each slot, at most: no more than may still be in memory when it counts."""
 _AHEAD_CHUNKS = 32
 """How many chunks are checked ahead before looking at the time."""
+_AHEAD_AGAIN_S = 10.0
+"""How long something that was not here is not looked for again."""
 
 _TRIES = 2
 """How often a segment is looked for in the worker's cache; then it is read into memory."""
@@ -378,13 +378,6 @@ View = tuple[Segment, tuple[Range, ...]]
 """A view of a segment, and the ranges that are to be looked up in it."""
 
 
-@dataclass(slots=True)
-class Spare:
-    """How many chunks may be checked that nobody asks for."""
-
-    chunks: int = 0
-
-
 class _Open:
     """A segment that this process reads from."""
 
@@ -399,10 +392,11 @@ class _Open:
         self._views: dict[tuple[Range, ...], tuple[View, ...]] = {}
         self._touched: Touched | None = None
         self._partly: Segment | None = None  # all rows, of which only some have been checked
+        self._not_before = 0.0
 
-    def look(self, wanted: Hashes, spare: Spare) -> Segment | None:
+    def look(self, wanted: Hashes) -> Segment | None:
         """The rows for a lookup of some hashes, in order, if all that it touches is here; None if not, or if it is as
-        well to have all of them. A few chunks more are checked if there is time to spare."""
+        well to have all of them."""
         if self.whole is not None:
             return self.whole
         if self.held.size < LOOK_FROM or not self.ref.rows or 2 * len(wanted) > len(self.held.index.digests):
@@ -416,12 +410,7 @@ class _Open:
         for numbers in self._touched.chunks(wanted):
             if 2 * len(numbers) > len(self.held.index.digests) or not self.held.are_here(numbers):
                 return None
-        if spare.chunks:
-            spent, complete = self.held.check_on(spare.chunks)
-            spare.chunks -= spent
-            if complete:
-                self.whole = Segment(self.ref, self._batch, self._filtered)
-        return self.whole or self._partly
+        return self._partly
 
     def views(self, ranges: tuple[Range, ...]) -> tuple[View, ...]:
         if self.whole is not None:
@@ -441,15 +430,24 @@ class _Open:
     def check_ahead(self, ranges: tuple[Range, ...], until: float) -> bool:
         """Checks what some ranges consist of, until a time. Whether all of it is here, and right; if something is not,
         it is left to whoever needs it."""
-        if self.whole is not None or ranges in self._views:
+        if self.is_checked(ranges):
             return True
+        if time.monotonic() < self._not_before:
+            return False
         for spans in self._rounds(ranges):
             unknown = self.held.unknown(spans)
             for at in range(0, len(unknown), _AHEAD_CHUNKS):
-                if time.perf_counter() >= until or not self.held.are_here(unknown[at : at + _AHEAD_CHUNKS]):
+                if time.perf_counter() >= until:
+                    return False
+                if not self.held.are_here(unknown[at : at + _AHEAD_CHUNKS]):
+                    self._not_before = time.monotonic() + _AHEAD_AGAIN_S
                     return False
         self.views(ranges)
         return True
+
+    def is_checked(self, ranges: tuple[Range, ...]) -> bool:
+        """Whether there is nothing more to check in some ranges."""
+        return self.whole is not None or ranges in self._views
 
     def _rounds(self, ranges: tuple[Range, ...]) -> Iterator[list[Span]]:
         """The bytes that `views` needs for some ranges, in rounds."""
@@ -502,7 +500,6 @@ class SegmentCache:
         self._wanted: dict[tuple[str, int], tuple[frozenset[str], float]] = {}
         self._workers: dict[str, WorkerCache] = {}
         self.traffic = Traffic()
-        self._spare = Spare()
 
     def attach(self, uri: str, worker: WorkerCache) -> None:
         """Has the segments of a store read through a worker's cache."""
@@ -535,7 +532,7 @@ class SegmentCache:
         key = (store.uri, piece.segment.name)
         try:
             found = self._open.get(key) or self._opened(store, piece.segment, in_memory=not tries)
-            looked = found.look(wanted, self._spare) if wanted is not None else None
+            looked = found.look(wanted) if wanted is not None and not found.is_checked(piece.ranges) else None
             if looked is not None:
                 return ((looked, piece.ranges),)
             return found.views(piece.ranges)
@@ -578,10 +575,9 @@ class SegmentCache:
 
     def lacks(self, store: ObjectStore, pieces: Sequence[Piece]) -> int:
         """About how many bytes of pieces would have to be fetched: those of which there is nothing here."""
-        worker = self._workers.get(store.uri)
-        if worker is None:
+        if store.uri not in self._workers:
             return 0
-        there = worker.objects()
+        there = self._there(store)
         return sum(piece.bytes for piece in pieces if names.base(piece.segment.name) not in there)
 
     def object(self, store: ObjectStore, ref: SegmentRef) -> bytes | None:
@@ -601,32 +597,40 @@ class SegmentCache:
             if copied:
                 self._make_room((store.uri, ref.name), copied)
 
-    def check_ahead(self, store: ObjectStore, pieces: Sequence[Piece], until: float) -> None:
-        """Checks, until a time, what others have brought here: pieces that a slot may soon go on with. What is not
-        here, or not right, is left to whoever needs it, and nothing is waited for."""
-        worker = self._workers.get(store.uri)
+    def check_ahead(self, store: ObjectStore, pieces: Sequence[Piece], until: float) -> int:
+        """Checks, until a time, pieces that are here, whether a slot needs them or may do so soon. What is not here, or
+        not right, is left to whoever needs it. How many bytes are left to check."""
+        found, room, unchecked = self.traffic.found, AHEAD_MOST, 0
         there: set[str] | None = None
-        found, left = self.traffic.found, AHEAD_MOST
         for piece in pieces:
-            key, left = (store.uri, piece.segment.name), left - piece.bytes
-            if worker is None or left < 0 or time.perf_counter() >= until:
-                break
+            key, room = (store.uri, piece.segment.name), room - piece.bytes
+            opened = self._open.get(key)
+            if room < 0 or (opened is not None and opened.is_checked(piece.ranges)):
+                continue
+            unchecked += piece.bytes
+            if time.perf_counter() >= until:
+                continue
             try:
-                if key not in self._open:
-                    there = worker.objects() if there is None else there
+                if opened is None:
+                    there = self._there(store) if there is None else there
                     if names.base(piece.segment.name) not in there:
                         continue
-                    self._opened(store, piece.segment, in_memory=False)
-                self._open[key].check_ahead(piece.ranges, until)
+                    opened = self._opened(store, piece.segment, in_memory=False)
+                unchecked -= piece.bytes if opened.check_ahead(piece.ranges, until) else 0
             except (Gone, DamagedObject, StoreUnavailable):
                 self._open.pop(key, None)
         self.traffic.ahead += self.traffic.found - found
         self.traffic.found = found
+        return unchecked
+
+    def _there(self, store: ObjectStore) -> set[str]:
+        """The objects of which a worker's cache has something."""
+        worker = self._workers.get(store.uri)
+        return worker.objects() if worker is not None else set()
 
     def settle(self, uri: str, slot: int, refs: Sequence[SegmentRef], soon: Sequence[Piece] = ()) -> None:
         """Says what a slot's state consists of now, and what it may soon have more. Segments that no slot seen here
         needs are let go, so that deleted files give their space back."""
-        self._spare.chunks = LOOK_ON
         needs, now = frozenset(ref.name for ref in refs), time.monotonic()
         if uri in self._workers:
             self._workers[uri].note(slot, needs)

@@ -205,6 +205,9 @@ class InProcess:
     def request(self, more: int) -> int:
         return 0
 
+    def close(self) -> None:
+        """Nobody was told anything."""
+
     def retire(self, workers: Collection[str]) -> dict[str, str]:
         return {worker: "" for worker in workers if worker not in self.placer.placed.values()}
 

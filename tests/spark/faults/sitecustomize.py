@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 FOLDER = os.environ.get("MILLSTREAM_TEST_FAULTS")
-ROLE = "worker" if "pyspark.daemon" in sys.orig_argv else "driver"
+ROLE = "worker" if any(word.endswith(".daemon") for word in sys.orig_argv) else "driver"
 
 
 def hit(operation: str, name: str) -> str:
