@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections import Counter
+from collections import Counter, OrderedDict
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -34,6 +34,7 @@ WORDS = [f"word {i}" for i in range(2000)]
 @pytest.fixture(autouse=True)
 def every_byte_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(replicating, "FEW", 0)
+    monkeypatch.setattr(segments.CACHE, "_open", OrderedDict())  # as in a process that has run nothing else
 
 
 class Run:
@@ -492,7 +493,7 @@ def test_what_is_about_to_come_and_replicas_are_checked_before_a_slot_needs_them
         assert outcome is not None
         if outcome.state == "done":
             break
-        checked += run.sim.driver.last.sources.get("ahead", 0)
+        checked += run.sim.driver.last.prepared_bytes
     run.feed(1)
     outcome = run.sim.outcome(number)
     assert outcome is not None
@@ -506,6 +507,37 @@ def test_what_is_about_to_come_and_replicas_are_checked_before_a_slot_needs_them
     run.feed(1, words=5)
     assert (run.fetched, run.sim.driver.last.sources.get("store", 0)) == (0, 0)
     run.check()
+
+
+def test_what_was_checked_ahead_is_not_checked_again_where_a_worker_has_several_slots(tmp_path: Path) -> None:
+    run = Run(tmp_path, slots=6, workers=("0", "1"))
+    run.feed(3, words=2000)
+    written, checked = [], []
+    for _ in range(8):
+        before = {name for pieces in run.sim.driver.journal.history.manifest.families.values() for name in pieces}
+        run.feed(1, words=20)
+        assert run.sim.driver.last is not None
+        now = run.sim.driver.journal.history.manifest.families.values()
+        written.append(sum(each.bytes for pieces in now for name, each in pieces.items() if name not in before))
+        checked.append(run.sim.driver.last.sources.get("ahead", 0))
+    assert sum(checked[2:]) <= sum(written), "what is new, and that once"
+    run.check()
+
+
+def test_a_migration_that_was_cancelled_while_it_waited_does_not_go_on_counting(tmp_path: Path) -> None:
+    run = Run(tmp_path)
+    run.feed(5)
+    run.agents.pieces = 0
+    number = run.sim.apply(plan_rescale(run.sim.layout, 9, strategy=ms.AllAtOnce(prepared=True, stall_s=0)))
+    run.feed(2)
+    run.sim.cancel(number)
+    run.agents.pieces = 1000
+    run.feed(2)
+    before = run.sim.outcome(number)
+    assert before is not None
+    assert before.state == "cancelled"
+    run.feed(4)
+    assert run.sim.outcome(number) == before
 
 
 @pytest.mark.parametrize("ends", ["checked", "waited", "late"])

@@ -36,13 +36,14 @@ STATES = (("scores", "total"), ("groups", "grand"), ("final", "latest"), ("final
 def add_input(folder: Path, rng: random.Random, files: int, keys: int = 50, events: int = 60) -> None:
     """Adds files of events to a job's input, some seconds after those before.
 
-    All events of a key in a file and in its neighbour, with which it may share an epoch, are of one time: the order in
-    which Spark takes the two does not matter.
+    A file has no key in common with the one before or after it, with which it may share an epoch, and all its events
+    of a key are of one time: so it does not matter in which order Spark takes the two. It may take any two neighbours
+    together, because a stream that runs may look while only some of the files are there.
     """
     (folder / "in").mkdir(parents=True, exist_ok=True)
     first = len(list((folder / "in").glob("*.parquet")))
     for number in range(first, first + files):
-        pair, chosen = number // 2, rng.sample(range(keys), keys // 2)
+        pair, chosen = number // 2, rng.sample(range(number % 2, keys, 2), keys // 3)
         rows = [(k, at(7 * pair - (5 * k + pair) % 12), rng.randrange(1, 9)) for k in rng.choices(chosen, k=events)]
         staged = folder / "in" / f".{number}"
         columns = [pa.array(values, kind) for values, kind in zip(zip(*rows, strict=True), TYPES, strict=True)]

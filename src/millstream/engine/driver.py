@@ -173,6 +173,8 @@ class EpochFacts:
     """Where the bytes of state came from that its tasks had not read before: from the `cache` of a worker that had them
     for itself, from one that held them as a `replica` or because they were about to move there, or from the `store`.
     Those that were checked before anybody needed them are `ahead`."""
+    prepared_bytes: int = 0
+    """How many of the latter are of ranges that are about to move."""
 
 
 class Driver:
@@ -415,6 +417,7 @@ class Driver:
             sources.get("store", 0),
             elsewhere,
             sources,
+            sum(int(report.timings_ms.get("coming", 0.0)) for report in reports),
         )
         self._observe("committed", epoch)
         return None
@@ -586,7 +589,7 @@ class Share:
 
 
 def _spent(last: EpochFacts) -> Spent:
-    return Spent(last.parts_ms.get("fetch", 0.0), last.parts_ms.get("load", 0.0), last.sources)
+    return Spent(last.parts_ms.get("fetch", 0.0), last.parts_ms.get("load", 0.0), last.sources, last.prepared_bytes)
 
 
 def numbers_of(history: History, last: EpochFacts | None, clock_ms: int) -> dict[str, float]:

@@ -60,7 +60,7 @@ class Handover:
         self._lacks, due = {}, set()
         found = {}
         for number in plans:
-            due |= {key for key in coming for ahead in (0, 1) if of_round(key, number, done[number] + ahead)}
+            due |= {key for key in coming for more in (0, 1) if of_round(key, number, done[number] + more)}
             mine = [key for key in coming if of_round(key, number, done[number])]
             self._lacks |= {key: self._replicator.lacks_of_move(key, history) for key in mine}
             found[number] = max((self._lacks[key] for key in mine), default=(0, 0))
@@ -76,8 +76,8 @@ class Handover:
     ) -> frozenset[int]:
         """The migrations whose next round brings much that is there, and has not been checked there."""
         now, known = time.monotonic(), self._complete
-        rounds = {(number, done[number]) for number, (_, older) in lacking.items() if not older}
-        self._complete = {each: known.get(each, now) for each in rounds}
+        rounds = {(number, done[number]): older for number, (_, older) in lacking.items()}
+        self._complete = {each: known.get(each, now) for each, older in rounds.items() if not older or each in known}
         found = set()
         for (number, at), since in self._complete.items():
             sizes: dict[str, int] = {}

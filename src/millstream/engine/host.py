@@ -55,6 +55,8 @@ from millstream.store.segments import CACHE
 NOWHERE = Here()
 MOST_THROUGH = 32 << 20
 """Larger segments are not written through: an epoch waits for it."""
+MOST_THROUGH_S = 2.0
+"""No more is begun to be sent after so long."""
 CHECK_AHEAD_S = 0.02
 """How long a task goes on checking what its worker may need."""
 CHECK_COMING_S = 0.05
@@ -121,7 +123,7 @@ def host(
         received = [*fed_back(task, level, mine.slot, store), *received]
         report = _run_level(spec, task, hosted, mine, received, report, store)
         if mine.through and here.give is not None and report.failure is None:
-            report = replace(report, through=_write_through(here.give, mine, report, store))
+            report = _write_through(here.give, mine, report, store)
     except DamagedObject as error:
         report = replace(report, damage=Damage(error.name, error.found, error.expected))
     except StoreUnavailable as error:
@@ -136,15 +138,17 @@ def _lacking(spec: Spec, level: int, mine: SlotTask, store: ObjectStore) -> int:
     return CACHE.lacks(store, [piece for step, _, pieces in mine.pieces if step in steps for piece in pieces])
 
 
-def _write_through(give: Give, mine: SlotTask, report: Report, store: ObjectStore) -> dict[str, tuple[str, ...]]:
-    """Sends what was written to those who are about to take it over; the segments that each of them has got."""
+def _write_through(give: Give, mine: SlotTask, report: Report, store: ObjectStore) -> Report:
+    """Sends what was written to those who are about to take it over; with the segments that each of them has got."""
+    began = time.perf_counter()
     written = [*report.added, *(ref for edit in report.edits for ref in edit.outputs)]
     written = sorted((ref for ref in written if ref.bytes <= MOST_THROUGH), key=lambda ref: ref.bytes)
     found: dict[str, tuple[str, ...]] = {}
     for worker, steps in mine.through.items():
         sent: list[str] = []
         for ref in written:
-            data = CACHE.object(store, ref) if ref.family.step in steps else None
+            late = time.perf_counter() - began > MOST_THROUGH_S
+            data = CACHE.object(store, ref) if ref.family.step in steps and not late else None
             if data is not None:
                 try:
                     give(worker, ref, data)
@@ -152,7 +156,8 @@ def _write_through(give: Give, mine: SlotTask, report: Report, store: ObjectStor
                     break
                 sent.append(ref.name)
         found[worker] = tuple(sent)
-    return found
+    took = {"through": (time.perf_counter() - began) * 1000}
+    return replace(report, through=found, timings_ms={**report.timings_ms, **took})
 
 
 def _samples(heads: Sequence[Head]) -> dict[str, tuple[bytes, ...]]:
@@ -247,10 +252,12 @@ def _run_level(
             done.loads[step.name] = _load(grouped, bits, size, (time.thread_time_ns() - spent) // 1000)
     ended, busy = time.perf_counter(), time.thread_time() - busy
     unchecked = CACHE.check_ahead(store, mine.coming, ended + CHECK_COMING_S)
-    CACHE.check_ahead(store, [*state, *mine.soon], ended + CHECK_AHEAD_S)
+    coming = CACHE.traffic.ahead - read.ahead
+    for held in (state, mine.soon):
+        CACHE.check_ahead(store, held, ended + CHECK_AHEAD_S)
     timings = {"steps": (ended - began) * 1000, "cpu": busy * 1000, **_cost(CACHE.traffic.since(read))}
     if mine.coming:
-        timings["unchecked"] = float(unchecked)
+        timings |= {"coming": float(coming), "unchecked": float(unchecked)}
     return replace(
         report,
         added=tuple(done.added),

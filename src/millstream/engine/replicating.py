@@ -21,6 +21,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Protocol
+from zlib import crc32
 
 from millstream.engine.load_history import LoadHistory
 from millstream.protocol.epochs import History, Report
@@ -224,7 +225,7 @@ class Replicator:
         self, workers: Mapping[str, Sequence[int]], due: Collection[str]
     ) -> dict[int, tuple[list[Piece], list[Piece]]]:
         """What workers hold, as far as is known, beside the state of their own slots: of the moves that are due, and
-        for other reasons; shared out among the slots that each has."""
+        for other reasons; shared out among the slots that each has, in the same way every time."""
         with self._lock:
             known = {worker: self._told[worker] for worker in workers if worker in self._told}
         found: dict[int, tuple[list[Piece], list[Piece]]] = {}
@@ -233,8 +234,11 @@ class Replicator:
             for want in told.order.wants:
                 lacks = set(told.progress.lacks.get(want.key, ()))
                 both[want.key not in due].extend(each for each in want.pieces if each.segment.name not in lacks)
-            many = len(workers[worker])
-            found |= {slot: (both[0][at::many], both[1][at::many]) for at, slot in enumerate(workers[worker])}
+            slots = workers[worker]
+            found |= {slot: ([], []) for slot in slots}
+            for kind, pieces in enumerate(both):
+                for piece in pieces:
+                    found[slots[crc32(piece.segment.name.encode()) % len(slots)]][kind].append(piece)
         return found
 
     def lacks(self, slot: int, worker: str) -> int:

@@ -147,6 +147,8 @@ class Spent:
     fetch_ms: float = 0.0
     load_ms: float = 0.0
     sources: Mapping[str, int] = field(default_factory=dict)
+    coming: int = 0
+    """How many bytes were checked of what was about to move."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -266,7 +268,7 @@ class _Course:
 
     def _while_waiting(self, outcome: Outcome) -> Outcome:
         """With what the last epoch has checked ahead for it, if it was waiting then."""
-        ahead = self.facts.spent.sources.get("ahead", 0) if outcome.since_ms else 0
+        ahead = self.facts.spent.coming if outcome.since_ms and not outcome.over else 0
         return replace(outcome, sources=_summed(outcome.sources, {"ahead": ahead})) if ahead else outcome
 
     def _with_cost(self, outcome: Outcome) -> Outcome:
@@ -277,7 +279,7 @@ class _Course:
             stall_ms=max(outcome.stall_ms, round(self.facts.took_ms, 1)),
             fetch_ms=round(outcome.fetch_ms + spent.fetch_ms, 1),
             load_ms=round(outcome.load_ms + spent.load_ms, 1),
-            sources=_summed(outcome.sources, spent.sources),
+            sources=_summed(outcome.sources, {name: size for name, size in spent.sources.items() if name != "ahead"}),
         )
 
     def answer(self, heard: Heard) -> None:

@@ -6,13 +6,16 @@ Rules
 - A Python worker that was lost is replaced by a fork, and runs its first task at once: importing takes most of a second
   of CPU time, and after the loss of an executor several workers are replaced at the same moment.
 - Spark has every worker collect garbage after each task. What was imported here is none, and is not looked at again.
-- Nothing is started and nothing is opened here: a fork has one thread, and must not share a lock or a file with others.
+- Nothing is started and nothing is opened here: a fork must not share a lock or a file with others.
+- Forks are not alike: each begins with a seed of its own for numpy's random numbers, as Python's own are by themselves.
 """
 
 from __future__ import annotations
 
 import gc
+import os
 
+import numpy as np
 import pandas as pd  # noqa: F401 (pyarrow imports it as soon as it converts anything)
 from pyspark.daemon import manager
 
@@ -22,6 +25,7 @@ import millstream.spark.tasks  # noqa: F401
 
 def main() -> None:
     """Serves forks until Spark ends it."""
+    os.register_at_fork(after_in_child=np.random.seed)
     gc.collect()
     gc.freeze()
     manager()

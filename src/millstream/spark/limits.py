@@ -28,6 +28,15 @@ class Ended:
     why: str = ""
 
 
+def _said(watch: Callable[[], str] | None) -> str:
+    """What a watch says. That it cannot tell just now is no reason to stop watching."""
+    try:
+        return watch() if watch is not None else ""
+    except Exception as error:
+        _LOG.debug("jobs could not be watched: %s", error)
+        return ""
+
+
 @contextmanager
 def time_limit(
     sc: SparkContext,
@@ -52,14 +61,14 @@ def time_limit(
             left = float("inf") if deadline is None else deadline - time.monotonic()
             if over.wait(left if watch is None else max(0.0, min(left, LOOK_S))):
                 return
-            try:
-                late = deadline is not None and time.monotonic() >= deadline
-                ended.why = LATE if late else watch() if watch is not None else ""
-                if ended.why:
+            late = deadline is not None and time.monotonic() >= deadline
+            why = LATE if late else _said(watch)
+            if why and not over.is_set():
+                ended.why = why
+                try:
                     sc.cancelJobsWithTag(tag)
-                    return
-            except (Py4JError, OSError) as error:  # the session is gone, and with it the jobs
-                _LOG.debug("jobs are no longer watched: %s", error)
+                except (Py4JError, OSError) as error:  # the session is gone, and with it the jobs
+                    _LOG.debug("jobs are not cancelled: %s", error)
                 return
 
     sc.addJobTag(tag)

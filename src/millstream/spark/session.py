@@ -42,7 +42,11 @@ SETTINGS: dict[str, tuple[str, str]] = {
         "500ms",
         "whoever was reading from an executor when it died finds out at the next try; by default that is after 5 s",
     ),
-    "spark.shuffle.io.maxRetries": ("30", "so that one that is alive, and does not answer, is given as long as before"),
+    "spark.shuffle.io.maxRetries": ("10", "so that one that is alive, and does not answer, is given five seconds"),
+    "spark.shuffle.io.connectionCreationTimeout": (
+        "10s",
+        "and so that ten tries do not last for half an hour where nothing comes back at all",
+    ),
     "spark.shuffle.compress": (
         "false",
         "payloads are Arrow columns on their way to a neighbour: compressing costs more",

@@ -58,7 +58,7 @@ START_S = 30.0
 """How long an agent may take to begin."""
 CALL_S = 5.0
 """How long a peer may take to answer, in seconds, without what the bytes take by themselves."""
-REACH_S = 2.0
+REACH_S = 5.0
 """How long it may take if it is only to be found out whether it answers at all."""
 SLOWEST = 1 << 20
 """The bytes in a second that a peer gives at least; one that is slower does not answer."""

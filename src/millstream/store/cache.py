@@ -149,6 +149,11 @@ class WorkerCache:
     def _path(self, name: str) -> Path:
         return self.directory / names.base(name)
 
+    def place_of(self, name: str, size: int) -> Place:
+        """Where an object is. Raises `Gone` if there is nothing of it, or if it is of no use."""
+        path = self._path(name)
+        return self._found(path) or PartFile(path.with_name(path.name + _PART), size, create=False)
+
     def place(self, name: str, size: int) -> Place:
         """Where an object is, or is to be."""
         path = self._path(name)
@@ -322,7 +327,7 @@ def open_cache(settings: CacheSettings, store_id: str, owner: int | None = None)
 def executor() -> int:
     """The process that this Python process works for: Spark's Java process, whose daemon has forked it."""
     parent = os.getppid()
-    if any(word.endswith(b".daemon") for word in _proc(parent, "cmdline").split(b"\0")):  # Spark's, or Millstream's
+    if _proc(parent, "cmdline").rstrip(b"\0").endswith(b"\0pyspark.worker"):  # what a daemon is told to fork
         fields = _proc(parent, "stat").rsplit(b")", 1)[-1].split()
         return int(fields[1]) if len(fields) > 1 else parent
     return parent

@@ -72,9 +72,9 @@ class Whole:
 class PartFile:
     """A sparse file, filled bit by bit, perhaps by several processes."""
 
-    def __init__(self, path: Path, size: int) -> None:
+    def __init__(self, path: Path, size: int, create: bool = True) -> None:
         self._path = path
-        with self._opened(os.O_CREAT) as descriptor:
+        with self._opened(os.O_CREAT if create else 0) as descriptor:
             found = os.fstat(descriptor)
             if found.st_size not in (0, size):
                 path.unlink(missing_ok=True)
@@ -223,6 +223,13 @@ class Fetcher:
         return found
 
 
+class Nobody(Fetcher):
+    """Stands in for a fetcher where nothing is to be fetched."""
+
+    def fetch(self, name: str, spans: Sequence[Span]) -> Sequence[memoryview]:
+        raise Gone(f"{name} is not here")
+
+
 class Held:
     """A segment's object in a place, with what of it has been found to be right.
 
@@ -230,7 +237,7 @@ class Held:
     """
 
     def __init__(self, ref: SegmentRef, place: Place, fetcher: Fetcher | None, traffic: Traffic) -> None:
-        self.ref, self._place, self._fetcher, self._traffic = ref, place, fetcher, traffic
+        self.ref, self._place, self.fetcher, self._traffic = ref, place, fetcher, traffic
         self.size = file_size(ref.bytes)
         if place.buffer.size != ref.bytes:
             self._refuse(f"{place.buffer.size} bytes", f"{ref.bytes} bytes")
@@ -263,11 +270,11 @@ class Held:
 
     def _refuse(self, found: str, expected: str) -> Fetcher:
         """What is here is not right: whoever can bring what is, if there is anybody."""
-        if self._fetcher is None:
+        if self.fetcher is None:
             raise DamagedObject(self.ref.name, found, expected)
         if isinstance(self._place, Whole):
             self._place.give_up()
-        return self._fetcher
+        return self.fetcher
 
     def need(self, spans: Sequence[Span]) -> None:
         """Sees to it that these bytes are here, and right."""

@@ -47,7 +47,7 @@ from millstream.store import names
 from millstream.store.cache import CacheSettings, WorkerCache, open_cache
 from millstream.store.chunks import Span, UnknownLayout, Window, chunks_of, index_of, metadata_of, spans_of, together
 from millstream.store.filters import FILTER_FROM, HashFilter, filter_of
-from millstream.store.held import Fetcher, Gone, Held, InMemory, NoRoom, Place, Traffic, Whole
+from millstream.store.held import Fetcher, Gone, Held, InMemory, Nobody, NoRoom, Place, Traffic, Whole
 from millstream.store.journal import digest_of
 from millstream.store.keys import KeyColumns, Mask, Rows
 from millstream.store.objects import Data, ObjectStore
@@ -611,17 +611,26 @@ class SegmentCache:
             if time.perf_counter() >= until:
                 continue
             try:
-                if opened is None:
+                if opened is None and len(self._open) < self._limit // 2:
                     there = self._there(store) if there is None else there
-                    if names.base(piece.segment.name) not in there:
-                        continue
-                    opened = self._opened(store, piece.segment, in_memory=False)
-                unchecked -= piece.bytes if opened.check_ahead(piece.ranges, until) else 0
-            except (Gone, DamagedObject, StoreUnavailable):
+                    opened = self._brought(store, piece.segment) if names.base(piece.segment.name) in there else None
+                if opened is not None:
+                    unchecked -= piece.bytes if opened.check_ahead(piece.ranges, until) else 0
+            except (Gone, DamagedObject, StoreUnavailable, UnknownLayout, OSError):
                 self._open.pop(key, None)
         self.traffic.ahead += self.traffic.found - found
         self.traffic.found = found
         return unchecked
+
+    def _brought(self, store: ObjectStore, ref: SegmentRef) -> _Open:
+        """A segment of which others have brought something to the worker's cache; nothing is fetched or made for it.
+        Raises `Gone` if it cannot be opened with what is there."""
+        worker = self._workers[store.uri]
+        held = Held(ref, worker.place_of(ref.name, ref.bytes), Nobody(store, None, self.traffic), self.traffic)
+        opened = _Open(held)
+        held.fetcher = Fetcher(store, worker.pace, self.traffic)
+        self._open[(store.uri, ref.name)] = opened
+        return opened
 
     def _there(self, store: ObjectStore) -> set[str]:
         """The objects of which a worker's cache has something."""
@@ -639,9 +648,9 @@ class SegmentCache:
         self._wanted[(uri, slot)] = (needs, now)
         if before == needs:
             return
-        known = list(self._wanted.items())
-        for old in [slot_ for slot_, (_, seen) in known if now - seen > _FORGET_S]:
+        for old in [slot_ for slot_, (_, seen) in list(self._wanted.items()) if now - seen > _FORGET_S]:
             self._wanted.pop(old, None)
+        known = list(self._wanted.items())
         wanted = {(store, name) for (store, _), (names_, _) in known for name in names_}
         for key in list(self._open):
             if key not in wanted:
