@@ -69,8 +69,10 @@ def recoveries(runs: Sequence[Run]) -> list[float]:
     return [kill["recovery_s"] for run in runs for kill in run["found"]["kills"]]
 
 
-def stalls(runs: Sequence[Run], name: str = "stall_s") -> list[float]:
-    """The longest times between commits during handovers."""
+def stalls(runs: Sequence[Run], name: str) -> list[float]:
+    """Of handovers, the time between two commits when state changed hands (`cut_over_s`), the longest one from the
+    command to the end (`stall_s`), the longest one in as much time before (`steady_s`), or the usual one then
+    (`usual_s`)."""
     return [leg[name] for run in runs for leg in run["found"]["legs"]]
 
 
@@ -87,11 +89,14 @@ def _recovery(one: tuple[str, int], other: tuple[str, int]) -> Callable[[Part, S
     return ratio
 
 
-def _handover(part: Part, runs: Sequence[Run]) -> float:
-    if len({run["asked"]["state_bytes"] for run in runs if run["asked"]["kind"] == "handover"}) < 2:
-        raise NoRatio("handover: not measured with two sizes")
-    large, small = (statistics.median(stalls(of(runs, "handover", "replica", place))) for place in (-1, 0))
-    return large / small
+def _handover(name: str) -> Callable[[Part, Sequence[Run]], float]:
+    def ratio(part: Part, runs: Sequence[Run]) -> float:
+        if len({run["asked"]["state_bytes"] for run in runs if run["asked"]["kind"] == "handover"}) < 2:
+            raise NoRatio("handover: not measured with two sizes")
+        large, small = (statistics.median(stalls(of(runs, "handover", "replica", place), name)) for place in (-1, 0))
+        return large / small
+
+    return ratio
 
 
 def _against_steady(part: Part, runs: Sequence[Run]) -> float:
@@ -104,7 +109,8 @@ def _throughput(part: Part, runs: Sequence[Run]) -> float:
 
 
 TARGETS = (
-    Target("", "stall of a prepared handover, the large state / the small", False, 1.3, 1.0, _handover),
+    Target("", "stall of a prepared handover, the large state / the small", False, 1.3, 1.0, _handover("cut_over_s")),
+    Target("", "the longest from command to end, the same", False, 1.3, 1.0, _handover("stall_s")),
     Target("", "longest stall of a prepared handover / steady", False, 1.2, 1.0, _against_steady),
     Target("", "recovery, the large state / the small", False, 1.3, 1.0, _recovery(("replica", -1), ("replica", 0))),
     Target("", "recovery, replicas / store only", False, 1 / 5, 1 / 15, _recovery(("replica", -1), ("store", -1))),
@@ -134,6 +140,10 @@ def _rows(runs: Sequence[Run]) -> Iterator[tuple[str, ...]]:
                     f"{steady:.2f} s",
                     f"{statistics.median(item['fetched'] for item in times) / 1e6:,.1f} MB",
                 )
+        for name, text in (("cut_over_s", "of these, the epoch of the cut-over"), ("usual_s", "an epoch before it")):
+            values = sorted(leg[name] for one in found for leg in one.get("legs", []) if name in leg)
+            if values:
+                yield text, f"{statistics.median(values):.2f} s ({values[0]:.2f}-{values[-1]:.2f})", "", "", ""
         epochs = [one["records"] / took for one in found for took in one.get("epochs_s", [])[3:]]
         if epochs:
             yield label, f"{statistics.median(epochs) / 1e6:.3f} M records/s (n={len(epochs)})", "", "", ""
@@ -158,7 +168,7 @@ def _parts(runs: Sequence[Run]) -> Iterator[tuple[str, ...]]:
             times = (f"{statistics.median(part[place] for part in parts):.2f} s" for place in (0, 1, 2, 3))
             sizes = (
                 f"{statistics.median(part[4].get(name, 0) for part in parts) / 1e6:,.1f} MB"
-                for name in ("cache", "replica", "store")
+                for name in ("cache", "replica", "store", "ahead")
             )
             yield (label, *times, *sizes)
 
@@ -178,7 +188,7 @@ def show(console: Console, runs: Sequence[Run], quick: bool = False) -> None:
         table.add_row(*row)
     console.print(table)
     table = Table(title="Where time and bytes went (medians)", title_justify="left")
-    for column in ("trial", "preparing", "scheduling", "fetching", "loading", "cache", "replica", "store"):
+    for column in ("trial", "preparing", "scheduling", "fetching", "loading", "cache", "replica", "store", "ahead"):
         table.add_column(column, no_wrap=True)
     for row in _parts(runs):
         table.add_row(*row)
