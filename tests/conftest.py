@@ -25,6 +25,7 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 settings.register_profile(
     "house",
     deadline=None,
+    max_examples=60,
     print_blob=True,
     derandomize="MILLSTREAM_SEED" not in os.environ,  # the same examples every time, unless a seed is asked for
     suppress_health_check=[HealthCheck.too_slow],

@@ -36,7 +36,7 @@ from modifications import (
 )
 from random_queries import DAY, FAR, ROW, Weather, compare, compare_letters, micros
 
-LIVES = int(os.environ.get("MILLSTREAM_MODIFIED", "80"))
+LIVES = int(os.environ.get("MILLSTREAM_MODIFIED", "50"))
 FAULTS = ("refuse", "lose", "crash", "crash_after")
 
 

@@ -96,6 +96,7 @@ def test_a_driver_that_slept_while_another_took_over_is_fenced_and_harms_nothing
     check(tmp_path, run_here(spark, tmp_path, "plain"))
 
 
+@pytest.mark.skipif(not ALL, reason="takes half a minute: MILLSTREAM_KILLED=all")
 def test_the_garbage_collection_of_a_driver_that_slept_deletes_nothing_that_is_needed(
     spark: SparkSession, tmp_path: Path, rng: random.Random
 ) -> None:
@@ -121,6 +122,7 @@ def test_the_garbage_collection_of_a_driver_that_slept_deletes_nothing_that_is_n
     check(tmp_path, run_here(spark, tmp_path, "plain"))
 
 
+@pytest.mark.skipif(not ALL, reason="takes half a minute: MILLSTREAM_KILLED=all")
 def test_of_two_drivers_that_both_run_the_newer_one_goes_on(tmp_path: Path, rng: random.Random) -> None:
     add_input(tmp_path, rng, files=4)
     with job(tmp_path, "local[2]", "endless") as older:
