@@ -40,7 +40,7 @@ from random_queries import (
     states_of,
 )
 
-QUERIES = int(os.environ.get("MILLSTREAM_QUERIES", "120"))
+QUERIES = int(os.environ.get("MILLSTREAM_QUERIES", "200"))
 
 
 class Life:

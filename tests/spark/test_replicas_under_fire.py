@@ -75,7 +75,7 @@ def cases(rng: random.Random) -> dict[str, list[str]]:
     if not ALL:
         others.append(f"replication/{rng.choice(CHAIN)}/frozen")
         first, copied = [rng.choice(first)], f"replication/{rng.choice(CHAIN)}/executor"
-        second = [copied, changed[0], rng.choice(others)]
+        second = [copied, rng.choice([changed[0], *others])]
     rng.shuffle(first)
     rng.shuffle(second)
     lives = {"handover": [*first, "handover/driver/catch up"], "chain": second}
