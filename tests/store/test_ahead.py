@@ -94,9 +94,7 @@ def test_what_is_not_here_is_not_fetched_for_this(rng: random.Random, tmp_path: 
         assert read_rows(scene.store, scene.cache, piece) == read_rows(scene.store.inner, SegmentCache(), piece)
 
 
-def test_what_was_not_here_is_not_looked_for_again_at_once(
-    rng: random.Random, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_was_not_here_is_not_looked_for_again_at_once(rng: random.Random, tmp_path: Path) -> None:
     scene = Scene(tmp_path, rng, whole(rng))
     data, size = scene.path.read_bytes(), chunks.file_size(scene.ref.bytes)
     holed = bytearray(data)
@@ -108,7 +106,6 @@ def test_what_was_not_here_is_not_looked_for_again_at_once(
     scene.path.write_bytes(data)
     scene.check_ahead()
     assert scene.cache.traffic.ahead == before
-    monkeypatch.setattr(segments_module, "_AHEAD_AGAIN_S", -1.0)
     scene.cache._open[(scene.store.uri, scene.ref.name)]._not_before = 0.0
     scene.check_ahead()
     assert scene.cache._open[(scene.store.uri, scene.ref.name)].whole is not None

@@ -286,11 +286,9 @@ def _cost(read: Traffic) -> dict[str, float]:
     """What it cost to read state that had not been read here before: milliseconds of fetching it, of these of waiting
     for the limit, and of loading it; and bytes: those that were fetched, those that were here, and those that were
     checked ahead of time."""
-    if not read.fetched and not read.found:
-        return {"ahead": float(read.ahead)} if read.ahead else {}
-    found = {"load": max(0.0, read.open_s - read.fetch_s) * 1000, "found": float(read.found)}
-    if read.ahead:
-        found |= {"ahead": float(read.ahead)}
+    found = {"ahead": float(read.ahead)} if read.ahead else {}
+    if read.fetched or read.found:
+        found |= {"load": max(0.0, read.open_s - read.fetch_s) * 1000, "found": float(read.found)}
     if read.fetched:
         found |= {"fetch": read.fetch_s * 1000, "fetch_wait": read.waited_s * 1000, "fetched": float(read.fetched)}
     return found

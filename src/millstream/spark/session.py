@@ -45,7 +45,7 @@ SETTINGS: dict[str, tuple[str, str]] = {
     "spark.shuffle.io.maxRetries": ("10", "so that one that is alive, and does not answer, is given five seconds"),
     "spark.shuffle.io.connectionCreationTimeout": (
         "10s",
-        "and so that ten tries do not last for half an hour where nothing comes back at all",
+        "and so that ten tries do not last for twenty minutes where nothing comes back at all",
     ),
     "spark.shuffle.compress": (
         "false",

@@ -7,8 +7,8 @@ Rules
   truncated or altered file is named (`DamagedObject`) and never read as state.
 - Whoever looks keys up in a large segment checks the chunks that this touches (see `touched`). So a slot that goes on
   elsewhere does not begin by reading all its state there.
-- All that a worker has is checked ahead of time, a little by every task: what its slots need, and what others have
-  brought because a slot may soon go on there. What has not been checked when it is needed is only slower.
+- What a worker has is checked ahead of time, a little by every task and up to `AHEAD_MOST`: what its slots need, and
+  what others have brought because a slot may soon go on there. What has not been checked when it is needed is slower.
 - Reading maps a file: state larger than memory is the normal case, and what a process holds privately does not grow
   with state. It is the file in the worker's cache if there is one, else the store's own.
 - A range of the key space is a slice of every segment. Who needs a range gets a view of it: the rows of the range and a
