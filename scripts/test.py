@@ -14,6 +14,8 @@ import time
 from pathlib import Path
 from typing import BinaryIO
 
+import classes
+
 PYTEST = [sys.executable, "-m", "pytest"]
 
 
@@ -48,6 +50,7 @@ def pass_on(heard: BinaryIO) -> None:
 
 
 if __name__ == "__main__":
+    os.environ.setdefault("SPARK_SUBMIT_OPTS", classes.options(make=not sys.argv[1:]))
     if sys.argv[1:]:
         os.execv(sys.executable, [*PYTEST, *sys.argv[1:]])
     sys.exit(in_two_halves())

@@ -25,7 +25,7 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 settings.register_profile(
     "house",
     deadline=None,
-    max_examples=60,
+    max_examples=200 if os.environ.get("MILLSTREAM_KILLED") == "all" else 40,
     print_blob=True,
     derandomize="MILLSTREAM_SEED" not in os.environ,  # the same examples every time, unless a seed is asked for
     suppress_health_check=[HealthCheck.too_slow],

@@ -34,7 +34,7 @@ shapes = st.lists(
 
 
 @given(shape=shapes, seed=st.integers(0, 2**32), slots=st.integers(1, 4))
-@settings(max_examples=60)
+@settings(max_examples=40)
 def test_any_shape_gives_what_a_sequential_run_gives(shape: Shape, seed: int, slots: int) -> None:
     query = build(shape)
     rng = random.Random(seed)

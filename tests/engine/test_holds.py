@@ -251,7 +251,7 @@ class Oracle:
 @pytest.mark.parametrize("take_up", [0, 2])
 @pytest.mark.parametrize("kind", [Holding, HoldingBatch])
 @given(seed=st.integers(0, 2**32), slots=st.integers(1, 3))
-@settings(max_examples=20)
+@settings(max_examples=12)
 def test_any_life_of_holds_is_that_of_a_dictionary(take_up: int, kind: Any, seed: int, slots: int) -> None:
     rng = random.Random(seed)
     store, oracle = open_store("memory://"), Oracle()

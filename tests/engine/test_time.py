@@ -532,7 +532,7 @@ class Count(ms.Computation):
 
 
 @given(seed=st.integers(0, 2**32), slots=st.integers(1, 3), lateness=st.integers(0, 20))
-@settings(max_examples=40)
+@settings(max_examples=25)
 def test_whatever_comes_when_and_dies_when_lateness_is_that_of_a_sequential_run(
     seed: int, slots: int, lateness: int
 ) -> None:

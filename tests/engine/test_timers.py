@@ -368,7 +368,7 @@ class ObeyBatch(ms.Computation):
 @pytest.mark.parametrize("kind", [Obey, ObeyBatch])
 @pytest.mark.parametrize("take_up", [2, 0])
 @given(seed=st.integers(0, 2**32), slots=st.integers(1, 3))
-@settings(max_examples=40)
+@settings(max_examples=20)
 def test_any_life_of_timers_is_that_of_a_dictionary(take_up: int, kind: Any, seed: int, slots: int) -> None:
     """Sets, moves, deletions, crashes anywhere in an epoch, and compactions; with small segments taken up and not."""
     rng = random.Random(seed)

@@ -201,7 +201,6 @@ def test_all_else_equal_state_goes_where_it_is_held(favourite: int, grain: int) 
 # -- decisions on random facts ----------------------------------------------------------------------------------------
 
 
-@settings(max_examples=60)
 @given(facts())
 def test_a_decision_moves_what_exists_and_is_the_same_every_time(given_: Facts) -> None:
     for policy in (*ALL, Adaptive(ALL)):
@@ -226,7 +225,6 @@ def test_while_a_migration_is_under_way_nothing_is_decided(given_: Facts, moving
     assert memory.last >= given_.epoch
 
 
-@settings(max_examples=60)
 @given(facts())
 def test_after_an_action_nothing_is_done_for_a_while(given_: Facts) -> None:
     policy = Adaptive(ALL, cooldown=5)
@@ -238,7 +236,6 @@ def test_after_an_action_nothing_is_done_for_a_while(given_: Facts) -> None:
         assert "to wait" in decision.why
 
 
-@settings(max_examples=60)
 @given(facts())
 def test_balance_makes_the_worst_slot_better_or_does_nothing(given_: Facts) -> None:
     decision, _ = eager(Balance(), given_)
@@ -251,7 +248,6 @@ def test_balance_makes_the_worst_slot_better_or_does_nothing(given_: Facts) -> N
         assert survey.worst_after(survey.owners) <= before - 0.1 + 1e-6
 
 
-@settings(max_examples=60)
 @given(OWNERS)
 def test_nothing_is_done_where_load_is_even(owners: list[int]) -> None:
     counts = np.bincount(owners, minlength=SLOTS)

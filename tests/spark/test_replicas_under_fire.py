@@ -74,8 +74,8 @@ def cases(rng: random.Random) -> dict[str, list[str]]:
     second += [*changed, *others]
     if not ALL:
         others.append(f"replication/{rng.choice(CHAIN)}/frozen")
-        first, copied = [rng.choice(first)], f"replication/{rng.choice(CHAIN)}/executor"
-        second = [copied, rng.choice([changed[0], *others])]
+        others.append(f"replication/{rng.choice(CHAIN)}/executor")
+        first, second = [rng.choice(first)], [rng.choice([changed[0], *others])]
     rng.shuffle(first)
     rng.shuffle(second)
     lives = {"handover": [*first, "handover/driver/catch up"], "chain": second}
