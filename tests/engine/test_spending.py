@@ -12,15 +12,15 @@ from millstream.protocol.layout import RATE, Layout
 from millstream.protocol.routing import RoutingTable
 
 
-def report(slot: int, **timings: float) -> Report:
-    return Report(slot, {}, timings_ms=timings)
+def report(slot: int, fetch: float = 0.0, **read: int) -> Report:
+    return Report(slot, {}, timings_ms={"fetch": fetch}, read=read)
 
 
 def test_a_rate_is_told_once_it_means_something_and_again_when_it_is_another() -> None:
     rates = Rates()
-    rates.fetched([report(0, fetched=ENOUGH / 2, fetch=100.0)])
+    rates.fetched([report(0, fetched=ENOUGH // 2, fetch=100.0)])
     assert rates.told({}, {}) is None, "too little was fetched"
-    rates.fetched([report(0, fetched=ENOUGH / 4, fetch=50.0), report(1, fetched=ENOUGH / 4, fetch=50.0), report(2)])
+    rates.fetched([report(0, fetched=ENOUGH // 4, fetch=50.0), report(1, fetched=ENOUGH // 4, fetch=50.0), report(2)])
     known = rates.told({}, {})
     assert known == {"store": ENOUGH / 0.2}
     assert rates.told({}, known) is None
@@ -38,7 +38,7 @@ def test_what_was_found_is_a_replica_where_a_slot_has_just_come_or_got_ranges() 
     assert arrived({}, before, before.workers) == set()
     assert arrived({}, before, {"a": (0, 1, 2), "b": (3,)}) == {2}
     assert arrived({"count": RoutingTable.even(2, 4)}, before, {"a": (0,), "b": (1,)}) == {0, 1}
-    reports = [report(0, found=10.0), report(1, found=20.0, fetched=5.0), report(1), report(0, found=1.0)]
+    reports = [report(0, found=10), report(1, found=20, fetched=5), report(1), report(0, found=1)]
     assert sources_of(reports, (7, 2), {2}) == {"cache": 11, "replica": 20, "store": 5}
 
 

@@ -417,7 +417,7 @@ class Driver:
             sources.get("store", 0),
             elsewhere,
             sources,
-            sum(int(report.timings_ms.get("coming", 0.0)) for report in reports),
+            sum(report.read.get("coming", 0) for report in reports),
         )
         self._observe("committed", epoch)
         return None

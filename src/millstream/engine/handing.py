@@ -4,8 +4,10 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
 
 from millstream.engine.placing import Placer
 from millstream.engine.replicating import Replicator
@@ -21,18 +23,40 @@ CHECK_WAIT_S = 15.0
 """How long a round whose bytes are there waits at most until they have been checked."""
 
 
+@dataclass(frozen=True, slots=True)
+class _Round:
+    """The next round of a migration."""
+
+    plan: MigrationPlan
+    at: int
+    lacks: dict[str, tuple[int, int]]
+    """By what comes: the bytes that are not there yet, all of them and those that are older than the last epoch."""
+    complete: float
+    """Since when nothing older is lacking; infinite if something is."""
+
+    @property
+    def most(self) -> tuple[int, int]:
+        return max(self.lacks.values(), default=(0, 0))
+
+    def brings(self, placed: Mapping[int, str]) -> dict[str, int]:
+        """How many bytes come to each worker."""
+        found: dict[str, int] = {}
+        for move in self.plan.rounds[self.at] if self.at < len(self.plan.rounds) else ():
+            worker = placed.get(move.target, "")
+            if worker != placed.get(move.origin):
+                found[worker] = found.get(worker, 0) + move.bytes
+        return found
+
+
 class Handover:
     """The migrations of one driver, as far as they are prepared."""
 
     def __init__(self, replicator: Replicator | None, placer: Placer) -> None:
         self._replicator, self._placer = replicator, placer
-        self._plans: dict[int, MigrationPlan] = {}
         self._coming: dict[str, Coming] = {}
-        self._lacks: dict[str, tuple[int, int]] = {}  # as of the last time that it was asked
+        self._rounds: dict[int, _Round] = {}  # the next one of each migration, as of the last time that it was asked
         self._writing: frozenset[int] = frozenset()
-        self._busy: frozenset[str] = frozenset()  # the workers that had tasks in the last epoch
-        self._unchecked: dict[str, int] = {}  # by worker, of what was about to move there in the last epoch
-        self._complete: dict[tuple[int, int], float] = {}  # since when nothing is lacking for a round
+        self._left: dict[str, int] = {}  # bytes to check of what was about to move to each worker that had tasks
         self.due: frozenset[str] = frozenset()
         """What is about to move next, and after that."""
         self.unchecked: frozenset[int] = frozenset()
@@ -55,41 +79,32 @@ class Handover:
         coming: dict[str, Coming] = {}
         for number, plan in sorted(plans.items()):
             coming.update(upcoming(number, plan, done[number], placed))
-        self._plans, self._coming = plans, coming
+        self._coming = coming
         self._replicator.expect(coming)
-        self._lacks, due = {}, set()
-        found = {}
-        for number in plans:
-            due |= {key for key in coming for more in (0, 1) if of_round(key, number, done[number] + more)}
+        before, now = self._rounds, time.monotonic()
+        self._rounds = {}
+        for number, plan in plans.items():
             mine = [key for key in coming if of_round(key, number, done[number])]
-            self._lacks |= {key: self._replicator.lacks_of_move(key, history) for key in mine}
-            found[number] = max((self._lacks[key] for key in mine), default=(0, 0))
-        self.due, self.unchecked = frozenset(due), self._to_check(plans, done, placed, found)
-        return found
+            lacks = {key: self._replicator.lacks_of_move(key, history) for key in mine}
+            complete = now if not any(older for _, older in lacks.values()) else math.inf
+            if number in before and before[number].at == done[number]:
+                complete = min(complete, before[number].complete)
+            self._rounds[number] = _Round(plan, done[number], lacks, complete)
+        self.due = frozenset(
+            key for key in coming for number in plans for more in (0, 1) if of_round(key, number, done[number] + more)
+        )
+        self.unchecked = frozenset(
+            number
+            for number, each in self._rounds.items()
+            if 0 <= now - each.complete < CHECK_WAIT_S and self._to_check(number, each.brings(placed)) > CHECK_FROM
+        )
+        return {number: each.most for number, each in self._rounds.items()}
 
-    def _to_check(
-        self,
-        plans: Mapping[int, MigrationPlan],
-        done: Mapping[int, int],
-        placed: Mapping[int, str],
-        lacking: Mapping[int, tuple[int, int]],
-    ) -> frozenset[int]:
-        """The migrations whose next round brings much that is there, and has not been checked there."""
-        now, known = time.monotonic(), self._complete
-        rounds = {(number, done[number]): older for number, (_, older) in lacking.items()}
-        self._complete = {each: known.get(each, now) for each, older in rounds.items() if not older or each in known}
-        found = set()
-        for (number, at), since in self._complete.items():
-            sizes: dict[str, int] = {}
-            for move in plans[number].rounds[at] if at < len(plans[number].rounds) else ():
-                worker = placed.get(move.target, "")
-                if worker != placed.get(move.origin):
-                    sizes[worker] = sizes.get(worker, 0) + move.bytes
-            told = self._unchecked if number in self.through else sizes
-            left = [told.get(worker, 0) for worker in sizes if worker in self._busy]
-            if now - since < CHECK_WAIT_S and max(left, default=0) > CHECK_FROM:
-                found.add(number)
-        return frozenset(found)
+    def _to_check(self, number: int, brings: Mapping[str, int]) -> int:
+        """The most that a worker has not checked of what a round brings to it. One without tasks checks nothing, so
+        nobody waits for it."""
+        left = self._left if number in self.through else brings
+        return max((left[worker] for worker in brings if worker in self._left), default=0)
 
     def writing(
         self, outcomes: Mapping[int, Outcome], tables: Mapping[str, RoutingTable], history: History, epoch: int
@@ -100,12 +115,12 @@ class Handover:
         writing = set()
         if self._replicator is None:
             return {}
-        for number, plan in self._plans.items():
+        for number, known in self._rounds.items():
             outcome = outcomes.get(number)
-            if outcome is None or outcome.state != "running" or epoch < outcome.last + plan.gap:
+            if outcome is None or outcome.state != "running" or epoch < outcome.last + known.plan.gap:
                 continue
             mine = [key for key in self._coming if of_round(key, number, outcome.done)]
-            lacks = [self._lacks.get(key) or self._replicator.lacks_of_move(key, history) for key in mine]
+            lacks = [known.lacks.get(key) or self._replicator.lacks_of_move(key, history) for key in mine]
             if mine and not any(older for _, older in lacks):
                 due += mine
                 writing.add(number)
@@ -118,10 +133,10 @@ class Handover:
         """The epoch that was asked about last is committed, with these reports, of tasks of these slots."""
         self.through = self._writing
         where = {slot: worker for worker, each in workers.items() for slot in each}
-        self._busy, self._unchecked = frozenset(workers), {}
+        self._left = dict.fromkeys(workers, 0)
         for report in reports:
-            worker, left = where.get(slots[report.slot], ""), report.timings_ms.get("unchecked")
-            if left is not None:
-                self._unchecked[worker] = max(self._unchecked.get(worker, 0), int(left))
+            worker = where.get(slots[report.slot])
+            if worker is not None:
+                self._left[worker] = max(self._left[worker], report.read.get("unchecked", 0))
         if self._replicator is not None:
             self._replicator.sent_through(epoch, reports)

@@ -255,9 +255,9 @@ def _run_level(
     coming = CACHE.traffic.ahead - read.ahead
     for held in (state, mine.soon):
         CACHE.check_ahead(store, held, ended + CHECK_AHEAD_S)
-    timings = {"steps": (ended - began) * 1000, "cpu": busy * 1000, **_cost(CACHE.traffic.since(read))}
-    if mine.coming:
-        timings |= {"coming": float(coming), "unchecked": float(unchecked)}
+    traffic = CACHE.traffic.since(read)
+    sizes = {"found": traffic.found, "fetched": traffic.fetched, "ahead": traffic.ahead}
+    sizes |= {"coming": coming, "unchecked": unchecked}
     return replace(
         report,
         added=tuple(done.added),
@@ -266,7 +266,8 @@ def _run_level(
         records=done.records,
         late=done.late,
         passed=done.passed,
-        timings_ms=timings,
+        timings_ms={"steps": (ended - began) * 1000, "cpu": busy * 1000, **_cost(traffic)},
+        read={name: size for name, size in sizes.items() if size},
         dead_letters=done.dead_letters,
         loads=done.loads,
     )
@@ -283,14 +284,13 @@ def _load(grouped: Grouped, bin_bits: int, size: int, micros: int) -> bytes:
 
 
 def _cost(read: Traffic) -> dict[str, float]:
-    """What it cost to read state that had not been read here before: milliseconds of fetching it, of these of waiting
-    for the limit, and of loading it; and bytes: those that were fetched, those that were here, and those that were
-    checked ahead of time."""
-    found = {"ahead": float(read.ahead)} if read.ahead else {}
+    """Milliseconds that it took to read state that had not been read here before: to fetch it, of these to wait for the
+    limit, and to load it."""
+    found = {}
     if read.fetched or read.found:
-        found |= {"load": max(0.0, read.open_s - read.fetch_s) * 1000, "found": float(read.found)}
+        found["load"] = max(0.0, read.open_s - read.fetch_s) * 1000
     if read.fetched:
-        found |= {"fetch": read.fetch_s * 1000, "fetch_wait": read.waited_s * 1000, "fetched": float(read.fetched)}
+        found |= {"fetch": read.fetch_s * 1000, "fetch_wait": read.waited_s * 1000}
     return found
 
 

@@ -42,7 +42,7 @@ def sources_of(reports: Sequence[Report], slots: Sequence[int], arrived: Collect
     for report in reports:
         source = "replica" if slots[report.slot] in arrived else "cache"
         for name, key in ((source, "found"), ("store", "fetched"), ("ahead", "ahead")):
-            size = int(report.timings_ms.get(key, 0.0))
+            size = report.read.get(key, 0)
             if size:
                 found[name] = found.get(name, 0) + size
     return found
@@ -64,9 +64,9 @@ class Rates:
 
     def fetched(self, reports: Sequence[Report]) -> None:
         """Takes note of what tasks have fetched from the store."""
-        large = [report.timings_ms for report in reports if report.timings_ms.get("fetched", 0.0) >= WORTH]
-        self._fetched += int(sum(each["fetched"] for each in large))
-        self._seconds += sum(each["fetch"] for each in large) / 1000
+        large = [report for report in reports if report.read.get("fetched", 0) >= WORTH]
+        self._fetched += sum(report.read["fetched"] for report in large)
+        self._seconds += sum(report.timings_ms["fetch"] for report in large) / 1000
         if self._fetched > MEMORY:
             self._fetched, self._seconds = self._fetched // 2, self._seconds / 2
 

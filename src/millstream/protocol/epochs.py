@@ -455,6 +455,9 @@ class Report:
     """What the level's steps had to do here, packed (see `protocol.statistics`)."""
     through: dict[str, tuple[str, ...]] = field(default_factory=dict)
     """The segments that workers have got which are about to take over something of this slot."""
+    read: dict[str, int] = field(default_factory=dict)
+    """Bytes of state that had not been read here before: `found` here, `fetched`, checked `ahead` of time, of these of
+    what is `coming`, of which so many are still `unchecked`."""
 
 
 @dataclass(frozen=True, slots=True)
