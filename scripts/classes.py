@@ -34,13 +34,14 @@ def options(make: bool) -> str:
 
 def _make(folder: Path, made: Path) -> None:
     sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "tests" / "spark")]
-    from processes import add_input, run
+    from processes import add_input, job
 
     target = folder / "made"
     add_input(folder, random.Random(0), files=8)
     os.environ["SPARK_SUBMIT_OPTS"] = f"{QUICK} -XX:ArchiveClassesAtExit={target} -Xlog:disable"
-    code, _, err = run(folder, "local[2]", "plain")
-    if code == 0 and target.exists():
+    with job(folder, "local[2]", "plain") as process:
+        _, err = process.communicate(timeout=300)  # until the JVM has ended, too
+    if process.returncode == 0 and target.exists():
         target.rename(made)
     else:
         print(f"test: it could not be made, so each JVM takes some seconds more to start: {err[-500:]}", flush=True)

@@ -15,6 +15,7 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import pyarrow as pa
@@ -107,15 +108,24 @@ def job(folder: Path, master: str, mode: str, more: str = "", script: Path = JOB
     try:
         yield process
     finally:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
+        end(process)
         process.wait()
+
+
+def end(process: subprocess.Popen[str]) -> None:
+    """Kills all that a job has started. Nobody waits for its JVM: while one with a cluster of its own shuts down, it
+    ends its executors one by one and goes on to replace them, which can take minutes."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
 
 
 def run(folder: Path, master: str, mode: str, more: str = "", script: Path = JOB) -> tuple[int, Any, str]:
     """Runs a job to its end: exit code, what it reported, and the end of its errors."""
     with job(folder, master, mode, more, script) as process:
+        ending = Thread(target=lambda: (process.wait(), end(process)))
+        ending.start()
         out, err = process.communicate(timeout=600)
+        ending.join()
     return process.returncode, reported(out), err[-6000:]
 
 

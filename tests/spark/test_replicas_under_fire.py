@@ -23,7 +23,8 @@ Which test covers what, beside this one's cases (`like/this`):
 | an executor is back from the dead | steady | `back` |
 | caches damaged or stale | recovery | `damaged`; test_agent.py for one bit; test_cache.py |
 | full disk | replication, recovery | `full`; test_agent.py `test_a_disk_that_cannot_be_written_...` |
-| slow disk or network | catch up | `deadline`; test_replicating.py `test_a_migration_that_can_never_catch_up_...` |
+| slow disk | replication, recovery | `crawling` |
+| slow network | catch up | `deadline`; test_replicating.py `test_a_migration_that_can_never_catch_up_...` |
 | wrong token, query, garbage | replication | test_agent.py, for peers and for the driver |
 | more replicas than workers | | the lives `slow` and `small`; test_replicating.py |
 | a cache smaller than a slot | | the life `small`; test_replicating.py, test_agent.py |
@@ -63,6 +64,42 @@ def folder(tmp_path: Path) -> Iterator[Path]:
         subprocess.run(["umount", "-l", str(caches)], check=True)
 
 
+@pytest.fixture
+def slow_folder(tmp_path: Path) -> Iterator[Path]:
+    """A folder whose caches lie on a disk that the kernel slows down: FOLDER/slow says for which group of processes."""
+    image, caches, group = tmp_path / "image", tmp_path / "caches", Path("/sys/fs/cgroup/blkio", f"slow-{os.getpid()}")
+    caches.mkdir()
+    with image.open("wb") as file:
+        file.truncate(256 << 20)
+    done: list[list[str]] = []
+    try:
+        group.mkdir()
+        done.append(["rmdir", str(group)])
+        ran(["mkfs.ext4", "-q", str(image)])
+        device = ran(["losetup", "-f", "--show", str(image)]).strip()
+        done.append(["losetup", "-d", device])
+        ran(["mount", "-o", "sync", device, str(caches)])  # who writes waits until it is written
+        done.append(["umount", "-l", str(caches)])
+        number = os.stat(device).st_rdev
+        (tmp_path / "slow").write_text(f"{group} {os.major(number)}:{os.minor(number)}")
+    except (OSError, subprocess.CalledProcessError) as error:
+        pytest.skip(f"no disk can be made that is slow: {error}")
+    finally:
+        if not (tmp_path / "slow").exists():
+            undo(done)
+    yield tmp_path
+    undo(done)
+
+
+def ran(command: list[str]) -> str:
+    return subprocess.run(command, capture_output=True, check=True, text=True).stdout
+
+
+def undo(done: list[list[str]]) -> None:
+    for command in reversed(done):
+        subprocess.run(command, capture_output=True, check=False)
+
+
 def cases(rng: random.Random) -> dict[str, list[str]]:
     """The cases of each life, in order."""
     first = [f"handover/{party}/{moment}" for party in ("target", "origin") for moment in ("catch up", *MOMENTS)]
@@ -85,8 +122,17 @@ def cases(rng: random.Random) -> dict[str, list[str]]:
 
 
 def test_results_are_exact_whatever_dies_in_whichever_phase(folder: Path, rng: random.Random) -> None:
+    go_through(folder, cases(rng))
+
+
+@pytest.mark.skipif(not ALL, reason="takes a minute: MILLSTREAM_KILLED=all")
+def test_results_are_exact_when_the_disk_of_caches_becomes_slow(slow_folder: Path) -> None:
+    go_through(slow_folder, {"disk": ["crawling"]})
+
+
+def go_through(folder: Path, lives: dict[str, list[str]]) -> None:
     found: Any = None
-    for life, chosen in cases(rng).items():
+    for life, chosen in lives.items():
         code, found, err = run(folder, MASTER, life, "+".join(chosen), script=HERE / "under_fire_job.py")
         (folder / "told").touch()
         told = [json.loads(line) for line in (folder / "told").read_text().splitlines()]

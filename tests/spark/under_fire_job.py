@@ -48,8 +48,11 @@ LIVES: dict[str, dict[str, Any]] = {
     "chain": {"replicas": 2, "replicate_limit": RATE},
     "slow": {"replicas": 9, "replicate_limit": 2000.0},
     "small": {"replicas": 9, "cache_bytes": 20_000},
+    "disk": {"replicas": 1},
 }
 KEYS, ROWS = 2000, 1500
+CRAWLING = 100_000
+"""Bytes a second that a slow disk writes: about half of what an epoch puts there."""
 DROPPED_S = 5
 """After how long Spark drops an executor that is silent."""
 
@@ -347,6 +350,18 @@ class Life:
         assert remount(place, 256 << 20)
         return {"trouble": why[0]}
 
+    def crawling(self) -> dict[str, Any]:
+        """The disk with all caches has become slow, and an executor dies; then it is fast again."""
+        group, device = (self.folder / "slow").read_text().split()
+        limit = Path(group, "blkio.throttle.write_bps_device")
+        limit.write_text(f"{device} {CRAWLING}")
+        self.go_on()
+        self.go_on()
+        self.kill(self.placed[min(self.placed)])
+        self.go_on()
+        limit.write_text(f"{device} 0")
+        return {}
+
     def tell(self, told: dict[str, Any]) -> None:
         with (self.folder / "told").open("a") as file:
             file.write(json.dumps(told, default=str) + "\n")
@@ -406,6 +421,8 @@ def alive(wanted: Iterable[int]) -> list[int]:
 
 def main(folder: Path, master: str, life: str, cases: list[str]) -> None:
     replicating.FEW = driver_module.FEW = 0  # every byte counts: there are few
+    if (folder / "slow").exists():  # its disk can be made so, for processes of a group
+        Path((folder / "slow").read_text().split()[0], "cgroup.procs").write_text(str(os.getpid()))
     settings = {
         "spark.ui.enabled": "false",
         "spark.driver.memory": "1g",
