@@ -23,7 +23,7 @@ from millstream.protocol.planner import plan_rescale
 from millstream.store.objects import open_store
 from millstream.testing import CRASH, Crash, FaultyStore, Simulated
 
-SCHEDULES = int(os.environ.get("MILLSTREAM_SCHEDULES", "16"))
+SCHEDULES = int(os.environ.get("MILLSTREAM_SCHEDULES", "10"))
 SPANS = {"q5": 3 * 3600, "q8": 72 * 3600, "nbq5": 200, "nbq8": 72 * 3600, "nbqx": 72 * 3600}
 EVENTS = {query.name: 300 if "bids" in query.reads else 1000 for query in QUERIES.values()} | {"nbqx": 200}
 STATEFUL = [query for query in QUERIES.values() if query.is_stateful]

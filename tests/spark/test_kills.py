@@ -5,6 +5,7 @@ All on three levels with timers and two outputs: after each, state and outputs a
 
 from __future__ import annotations
 
+import os
 import random
 import signal
 from collections import Counter
@@ -20,6 +21,8 @@ from pyspark.sql import SparkSession
 from millstream.engine.driver import MOMENTS
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow]
+
+MODES = ("mixed", "levels", "strong", *(("executor", "drain") if os.environ.get("MILLSTREAM_KILLED") == "all" else ()))
 
 
 def test_a_driver_killed_at_every_named_moment_is_followed_exactly(
@@ -62,22 +65,27 @@ class Killed:
 @pytest.fixture(scope="module")
 def killed(tmp_path_factory: pytest.TempPathFactory) -> Killed:
     """One cluster for all of them: it gets a new executor for each that is killed."""
-    folder, modes = tmp_path_factory.mktemp("killed"), ("executor", "mixed", "levels", "strong", "drain")
-    for mode in modes:
+    folder = tmp_path_factory.mktemp("killed")
+    for mode in MODES:
         add_input(folder / mode, random.Random(mode), files=8)
-    code, results, err = run(folder, "local-cluster[2,1,900]", "+".join(modes))
+    code, results, err = run(folder, "local-cluster[2,1,900]", "+".join(MODES))
     assert code == 0, err
     return Killed(folder, results)
 
 
+@pytest.mark.skipif("executor" not in MODES, reason="takes half a minute: MILLSTREAM_KILLED=all")
 def test_an_executor_killed_in_the_middle_of_an_epoch_costs_no_record(killed: Killed) -> None:
     killed.check("executor")
 
 
-def test_a_new_executor_is_used_and_a_drained_one_has_no_slot_left(killed: Killed) -> None:
-    used = [set(killed.results[mode]["workers"]) for mode in ("executor", "mixed", "levels", "strong")]
-    assert [len(workers) for workers in used[1:]] == [2, 2, 2], "the next query runs on the executor that came instead"
-    assert len(set.union(*used)) == 5, "of which each of the first four queries has killed one"
+def test_a_new_executor_is_used(killed: Killed) -> None:
+    used = [set(killed.results[mode]["workers"]) for mode in ("mixed", "levels", "strong")]
+    assert [len(workers) for workers in used[1:]] == [2, 2], "the next query runs on the executor that came instead"
+    assert len(set.union(*used)) == 4, "of which each of the first two queries has killed one"
+
+
+@pytest.mark.skipif("drain" not in MODES, reason="takes half a minute: MILLSTREAM_KILLED=all")
+def test_a_drained_executor_has_no_slot_left(killed: Killed) -> None:
     check(killed.folder / "drain", killed.results["drain"])
     assert len(killed.results["drain"]["workers"]) == 1
     assert killed.results["drain"]["moved"][0] == "done"

@@ -110,9 +110,8 @@ def cases(rng: random.Random) -> dict[str, list[str]]:
     )
     second += [*changed, *others]
     if not ALL:
-        others.append(f"replication/{rng.choice(CHAIN)}/frozen")
-        others.append(f"replication/{rng.choice(CHAIN)}/executor")
-        first, second = [rng.choice(first)], [rng.choice([changed[0], *others])]
+        copied = [f"replication/{rng.choice(CHAIN)}/{how}" for how in ("executor", "frozen")]
+        first, second = [rng.choice(first)], [rng.choice([changed[0], "several/2", "damaged", *copied])]
     rng.shuffle(first)
     rng.shuffle(second)
     lives = {"handover": [*first, "handover/driver/catch up"], "chain": second}
