@@ -2,8 +2,7 @@
 every record is counted once, by the code that was there in its epoch. The change brings a source, too: Spark's stream
 begins anew for it, and what a driver had read of it when it died is read again.
 
-By default a driver in the epoch of the change itself, which is the worst moment; in all states, and executors, with
-`MILLSTREAM_KILLED=all`.
+With `MILLSTREAM_KILLED=all` only; by default in the simulator (test_modified_under_fire.py, test_modification_life.py).
 """
 
 from __future__ import annotations
@@ -17,11 +16,15 @@ import pytest
 from modified_job import FILES, MORE, ROWS
 from processes import HERE, run
 
-pytestmark = [pytest.mark.spark, pytest.mark.slow]
+ALL = os.environ.get("MILLSTREAM_KILLED") == "all"
+pytestmark = [
+    pytest.mark.spark,
+    pytest.mark.slow,
+    pytest.mark.skipif(not ALL, reason="takes minutes: MILLSTREAM_KILLED=all"),
+]
 
 SCRIPT = HERE / "modified_job.py"
 STATES = ["proposed", "validated", "prepared", "planned", "executed", "committed"]
-ALL = os.environ.get("MILLSTREAM_KILLED") == "all"
 
 
 def check(found: dict[str, Any]) -> None:
@@ -34,7 +37,7 @@ def check(found: dict[str, Any]) -> None:
             assert met.keys() == {"new" if int(epoch) >= found["epoch"] else "old"}, epoch
 
 
-@pytest.mark.parametrize("state", STATES if ALL else ["executed"])
+@pytest.mark.parametrize("state", STATES)
 def test_a_driver_that_is_killed_leaves_the_whole_change_or_none(state: str, tmp_path: Path) -> None:
     code, _, err = run(tmp_path, "local[2]", f"driver:{state}", script=SCRIPT)
     assert code == -signal.SIGKILL, err
@@ -43,7 +46,6 @@ def test_a_driver_that_is_killed_leaves_the_whole_change_or_none(state: str, tmp
     check(found)
 
 
-@pytest.mark.skipif(not ALL, reason="takes minutes: MILLSTREAM_KILLED=all")
 def test_an_executor_that_is_killed_leaves_the_whole_change(tmp_path: Path) -> None:
     code, found, err = run(
         tmp_path, "local-cluster[2,1,700]", "+".join(f"executor:{state}" for state in STATES), script=SCRIPT
