@@ -5,11 +5,14 @@ from __future__ import annotations
 import io
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
 import threading
 import time
+from collections.abc import Sequence
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -23,8 +26,10 @@ from millstream.control import handle, watch
 from millstream.control.cli import main
 from millstream.control.connect import Control
 from millstream.control.control_commands import COMMANDS
+from millstream.control.overview import Overview
 from millstream.protocol.routing import RoutingTable
 from millstream.protocol.steering import STATES, Outcome
+from millstream.protocol.strategies import PROTOCOLS
 from millstream.store import names
 from millstream.store.journal import JournalReader
 from millstream.store.objects import open_store
@@ -44,6 +49,17 @@ def sim(tmp_path: Path) -> Simulated:
     return made
 
 
+@pytest.fixture
+def replicated(tmp_path: Path) -> Simulated:
+    """Each of its slots has a replica; workers fetch so slowly that it matters how state changes hands."""
+    (tmp_path / "store").mkdir()
+    store, caches = open_store(str(tmp_path / "store")), tmp_path / "caches"
+    made = simulated(store, workers=("a", "b"), cache_dir=caches, replicas=1, fetch_limit=100)
+    for _ in range(3):
+        made.feed(words=WORDS)
+    return made
+
+
 def run(verb: str, sim: Simulated | Path, *args: str, code: int = 0) -> Result:
     """A verb on a store; the test fails if it ends with another code."""
     store = str(sim) if isinstance(sim, Path) else sim.store.uri
@@ -57,6 +73,13 @@ def told(result: Result) -> Any:
     """The one JSON object on standard output."""
     assert result.stdout.count("\n") == 1
     return json.loads(result.stdout)
+
+
+def drawn(overview: Overview, outcomes: Sequence[Outcome] = (), width: int = 100) -> str:
+    """The picture as it is in a terminal of this width."""
+    console = Console(width=width, force_terminal=True, record=True, file=io.StringIO())
+    console.print(watch.picture(overview, outcomes, width))
+    return console.export_text()
 
 
 def table(sim: Simulated) -> RoutingTable:
@@ -87,6 +110,34 @@ def test_the_status_names_what_an_operator_asks_for(sim: Simulated) -> None:
     assert "worker     a" in run("watch", sim, "--once").stdout
 
 
+def test_the_status_says_who_holds_replicas_of_which_slots(replicated: Simulated) -> None:
+    for text in (run("status", replicated).stdout, run("watch", replicated, "--once").stdout):
+        assert "replicas   each slot on 1 other worker\n" in text
+        assert re.search(r"^worker     a: slot 0 [0-9]+ B \(also on b\)$", text, re.MULTILINE)
+        assert re.search(r"^worker     b: slot 1 [0-9]+ B \(also on a\)$", text, re.MULTILINE)
+    assert told(run("status", replicated, "--json"))["replicas"] == {"0": ["b"], "1": ["a"]}
+
+
+@pytest.mark.parametrize(
+    ("replicas", "expected"),
+    [
+        ({}, None),
+        ({0: (), 1: ()}, None),
+        ({0: ("b",), 1: ("a",)}, "each slot on 1 other worker"),
+        ({0: ("b", "c"), 1: ("a", "c")}, "each slot on 2 other workers"),
+        ({0: ("b", "c"), 1: ("a",)}, "each slot on 1 to 2 other workers"),
+        ({0: ("b",), 7: ("a",)}, "each slot on 1 other worker, except slot 1"),
+    ],
+)
+def test_slots_without_a_replica_are_named(
+    sim: Simulated, replicas: dict[int, tuple[str, ...]], expected: str | None
+) -> None:
+    overview = replace(Control(sim.store).status(), replicas=replicas)
+    lines = [line for line in watch.lines(overview) if line.startswith("replicas")]
+    assert lines == ([] if expected is None else [f"replicas   {expected}"])
+    assert ("replicas" in drawn(overview)) == (expected is not None)
+
+
 def test_a_store_without_a_query_is_an_error_and_stays_empty(tmp_path: Path) -> None:
     empty = tmp_path / "empty"
     empty.mkdir()
@@ -113,6 +164,35 @@ def test_a_dry_run_prints_the_plan_and_changes_nothing(sim: Simulated) -> None:
     assert (plan["plan"]["rounds"], plan["plan"]["epochs"], plan["plan"]["bins"]) == (4, 10, 32)
     assert (plan["dry_run"], plan["command"], plan["outcome"]) == (True, None, None)
     assert files(sim.store) == before
+
+
+@pytest.mark.parametrize(
+    "arguments", ["rescale 4", "move --bins 0-31 --to 1", "drain a", "balance", "split 0", "merge 0 1"]
+)
+def test_whatever_moves_state_takes_all_that_strategies_take(replicated: Simulated, arguments: str) -> None:
+    verb, *rest = arguments.split()
+    options = ("--strategy", "fluid", "--gap", "1", "--protocol", "cpa", "--stall", "2", "--deadline", "30.5")
+    plan = told(run(verb, replicated, *rest, *options, "--dry-run", "--json"))["plan"]
+    assert plan["strategy"] == "Fluid(protocol='cpa', gap=1, stall_s=2, deadline_s=30.5)"
+    assert (plan["protocol"], plan["prepared"]) == ("cpa", False)
+
+
+def test_a_plan_as_json_has_its_protocol_and_what_each_would_cost(replicated: Simulated) -> None:
+    by_options = {(): "cpal", ("--prepared",): "cpal", ("--no-prepared",): "direct"}
+    for options, protocol in {**by_options, **{("--protocol", name): name for name in PROTOCOLS}}.items():
+        dry = ("rescale", replicated, "4", *options, "--dry-run")
+        plan = told(run(*dry, "--json"))["plan"]
+        assert (plan["protocol"], plan["prepared"]) == (protocol, protocol == "cpal"), options
+        assert list(plan["expected"]) == list(PROTOCOLS)
+        assert f"{protocol}: {plan['expected'][protocol]} (chosen)" in run(*dry).stdout
+    chosen = told(run("rescale", replicated, "4", "--protocol", "auto", "--dry-run", "--json"))["plan"]
+    assert chosen["strategy"] == "Batched(64, protocol='auto')"
+    assert chosen["protocol"] in PROTOCOLS
+
+
+def test_where_there_is_nothing_to_choose_between_a_plan_expects_nothing(sim: Simulated) -> None:
+    plan = told(run("rescale", sim, "4", "--protocol", "auto", "--dry-run", "--json"))["plan"]
+    assert (plan["expected"], plan["protocol"] in PROTOCOLS) == ({}, True)
 
 
 def test_a_rescale_waits_until_it_is_done(sim: Simulated) -> None:
@@ -249,6 +329,15 @@ def test_a_plan_may_wait_for_an_epoch_or_a_time(sim: Simulated) -> None:
         (["rescale", "4", "--strategy", "quick"], "'quick' is none of all-at-once, fluid, batched:N"),
         (["rescale", "4", "--strategy", "batched:0"], "'batched:0' is none of"),
         (["rescale", "4", "--gap", "-1"], "--gap"),
+        (["rescale", "4", "--protocol", "quick"], "'quick' is not one of 'direct', 'cpa', 'cpal', 'auto'"),
+        (["rescale", "4", "--protocol", "cpal", "--prepared"], "give --protocol or --prepared (or --no-prepared), not"),
+        (
+            ["drain", "a", "--protocol", "auto", "--no-prepared"],
+            "give --protocol or --prepared (or --no-prepared), not",
+        ),
+        (["balance", "--stall", "-1"], "--stall"),
+        (["balance", "--stall", "inf"], "expected a number of seconds, 0 or more"),
+        (["merge", "0", "1", "--deadline", "soon"], "--deadline"),
         (["rescale", "4", "--at", "tomorrow"], "'tomorrow' is neither an epoch"),
         (["rescale", "4", "--timeout", "-1"], "--timeout"),
         (["rescale", "4", "--store-option", "x"], "give KEY=VALUE"),
@@ -359,9 +448,7 @@ def test_the_picture_shows_slots_workers_and_progress(sim: Simulated, width: int
     sim.feed(words=WORDS)
     sim.feed(words=WORDS)
     assert rescaling.progress().done == 2
-    console = Console(width=width, force_terminal=True, record=True, file=io.StringIO())
-    console.print(watch.picture(control.status(), control.commands(), width))
-    text = console.export_text()
+    text = drawn(control.status(), control.commands(), width)
     assert max(map(len, text.splitlines())) <= width
     for expected in ("words", "worker a", "slot 3", "refused"):
         assert expected in text
@@ -405,6 +492,15 @@ def test_a_migration_that_somebody_else_cancels_is_no_success(sim: Simulated) ->
 @pytest.mark.parametrize("state", STATES)
 def test_the_picture_shows_commands_in_every_state(sim: Simulated, state: str) -> None:
     overview, outcome = Control(sim.store).status(), Outcome(3, "modify", state, reason="because")
-    console = Console(file=io.StringIO(), width=100)
-    console.print(watch.picture(overview, [outcome], 100))
-    assert ("because" in console.file.getvalue()) == outcome.over  # type: ignore[attr-defined]
+    assert ("because" in drawn(overview, [outcome])) == outcome.over
+
+
+@pytest.mark.parametrize("width", [40, 80, 160])
+def test_the_picture_shows_replicas(replicated: Simulated, width: int) -> None:
+    text = drawn(Control(replicated.store).status(), width=width)
+    assert max(map(len, text.splitlines())) <= width
+    for expected in ("replicas", "worker a", "slot 1", "(also"):
+        assert expected in text
+    if width >= 80:
+        assert "each slot on 1 other worker" in text
+        assert "B (also on b)" in text

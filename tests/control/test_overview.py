@@ -1,12 +1,18 @@
-"""What the journal's envelopes tell of the pace of a query."""
+"""What the journal's envelopes tell of the pace of a query, and what its driver adds up from epoch to epoch."""
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
+from millstream.control import running
 from millstream.control.overview import Pulse
+from millstream.control.running import RunningQuery
 from millstream.protocol.epochs import Attempt, Commit, Epoch, Plan
 from millstream.store.journal import Envelope
+from millstream.testing.simulated import InProcess
+from words import WORDS, simulated
 
 
 def tell(pulse: Pulse, at_ms: int, body: Plan | Commit) -> None:
@@ -52,3 +58,34 @@ def test_an_attempt_that_was_aborted_does_not_count_as_time() -> None:
     tell(pulse, 5000, Plan(Epoch(0), Attempt(1), "", "", 0, {}))
     tell(pulse, 5030, Commit(Epoch(0), Attempt(1), (), (), (), {}, Epoch(0)))
     assert pulse.epoch_ms == 30
+
+
+class WithoutSpark(RunningQuery):
+    """A running query to which epochs are given by hand."""
+
+    def _open_sources(self) -> Any:
+        self._reading = {name: called for name, (_, called) in self._driver.reads().items()}
+
+    def _start_stream(self, writer: Any) -> Any:
+        return None
+
+    def _watch(self) -> None:
+        return
+
+
+def test_tasks_that_ran_elsewhere_are_added_up_for_the_status(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(running, "query_id", lambda spark, checkpoint: "query")
+    monkeypatch.setattr(running, "offsets_digest", lambda spark, checkpoint, epoch: "")
+    monkeypatch.setattr(running, "only", lambda frame, reading, wanted: frame)
+    sim = simulated(workers=("a", "b"))
+    executor: Any = sim.driver.executor
+    assert isinstance(executor, InProcess)
+    query = WithoutSpark(None, sim.driver, None, "", {}, lambda: Epoch(-1))  # type: ignore[arg-type]
+    assert query.status().elsewhere == 0
+    counts = []
+    for epoch, elsewhere in enumerate([{}, {0: "b"}, {0: "b", 1: "a"}, {}]):
+        executor.elsewhere = elsewhere
+        query._on_epoch({"words": WORDS}, epoch)  # type: ignore[arg-type]
+        counts.append(query.status().elsewhere)
+    assert counts == [0, 1, 3, 3]
+    assert [facts.elsewhere for facts in query.recent] == [0, 1, 2, 0]

@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from datetime import UTC, datetime
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class StrategyType(click.ParamType[Any]):
-    """`all-at-once`, `fluid`, `batched:N` or `matched`; a function from the gap to the strategy."""
+    """`all-at-once`, `fluid`, `batched:N` or `matched`; a function of the strategy's other arguments, by name."""
 
     name = "strategy"
 
@@ -28,11 +29,7 @@ class StrategyType(click.ParamType[Any]):
 
         if not isinstance(value, str):
             return value
-        plain: dict[str, Callable[[int], Strategy]] = {
-            "all-at-once": lambda gap: AllAtOnce(gap=gap),
-            "fluid": lambda gap: Fluid(gap=gap),
-            "matched": lambda gap: Matched(gap=gap),
-        }
+        plain: dict[str, Callable[..., Strategy]] = {"all-at-once": AllAtOnce, "fluid": Fluid, "matched": Matched}
         if value in plain:
             return plain[value]
         batched = re.fullmatch(r"batched:([1-9][0-9]{0,8})", value)
@@ -40,7 +37,7 @@ class StrategyType(click.ParamType[Any]):
             self.fail(
                 f"{value!r} is none of all-at-once, fluid, batched:N (such as batched:64) and matched", param, ctx
             )
-        return lambda gap: Batched(int(batched[1]), gap=gap)
+        return partial(Batched, int(batched[1]))
 
 
 class WhenType(click.ParamType[Any]):

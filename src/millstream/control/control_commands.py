@@ -11,16 +11,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
 from millstream.control.arguments import NumbersType, SpanType, StrategyType
 from millstream.control.asked import AT, TOKEN, WAITING, Asked, echo_json, options_of, sentence, verb
 from millstream.errors import UserError
-
-if TYPE_CHECKING:
-    from millstream.protocol.strategies import Strategy
+from millstream.protocol.strategies import DEADLINE_S, PROTOCOLS, STALL_S, Strategy
 
 _TERMS = options_of(
     click.option("--step", "steps", multiple=True, metavar="NAME", help="This step alone; repeatable."),
@@ -44,6 +42,35 @@ _PLANNING = options_of(
         metavar="N",
         help="Epochs between two rounds in which nothing moves.",
     ),
+    click.option(
+        "--protocol",
+        type=click.Choice((*PROTOCOLS, "auto")),
+        help="How state changes hands: direct fetches it inside the epoch; cpa only what replicas lack; cpal has it at "
+        "its target before; auto takes what is expected to be best. By default cpal, if there are several workers.",
+    ),
+    click.option(
+        "--prepared/--no-prepared",
+        default=None,
+        help="Whether a round waits until its targets hold what it brings: in other words, --protocol cpal or direct.",
+    ),
+    click.option(
+        "--stall",
+        "stall_s",
+        type=click.FloatRange(min=0),
+        default=STALL_S,
+        show_default=True,
+        metavar="SECONDS",
+        help="If rounds wait: about how much longer an epoch may then take, for what is still lacking.",
+    ),
+    click.option(
+        "--deadline",
+        "deadline_s",
+        type=click.FloatRange(min=0),
+        default=DEADLINE_S,
+        show_default=True,
+        metavar="SECONDS",
+        help="If rounds wait: how long one may, before the migration is cancelled.",
+    ),
     _TERMS,
 )
 
@@ -56,8 +83,8 @@ def status(asked: Asked) -> None:
     """Show how a query stands.
 
     STORE is what the query was started with: a directory, or an s3://, gs:// or az:// URI. Shown are epoch, slots,
-    workers, watermarks and commands under way, as of the last commit. The store cannot tell whether a driver runs, but
-    when one last wrote.
+    workers, replicas, watermarks and commands under way, as of the last commit. The store cannot tell whether a driver
+    runs, but when one last wrote.
     """
     from millstream.control.watch import lines
 
@@ -83,8 +110,8 @@ def watch(asked: Asked, once: bool, every: float) -> None:
     """Show a query as it goes on.
 
     In a terminal a live picture of the query of STORE, until Ctrl-C: epochs, records, watermarks, the slots of each
-    worker with their bytes, and the progress of migrations. Anywhere else a line whenever something has changed, and
-    with --json an object.
+    worker with their bytes and replicas, and the progress of migrations. Anywhere else a line whenever something has
+    changed, and with --json an object.
     """
     from millstream.control.watch import follow
 
@@ -268,9 +295,20 @@ COMMANDS: tuple[click.Command, ...] = (
 )  # fmt: skip
 
 
-def _planned(strategy: Callable[[int], Strategy], gap: int, steps: tuple[str, ...], at: Any) -> dict[str, Any]:
+def _planned(
+    strategy: Callable[..., Strategy],
+    steps: tuple[str, ...],
+    at: Any,
+    protocol: str | None,
+    prepared: bool | None,
+    **others: float,
+) -> dict[str, Any]:
+    """The arguments that all plans have; `others` are those that go to the strategy as they are."""
+    if protocol is not None and prepared is not None:
+        raise click.UsageError("give --protocol or --prepared (or --no-prepared), not both")
     try:
-        return {"strategy": strategy(gap), "steps": list(steps) or None, "at": at}
+        made = strategy(protocol=protocol or "", prepared=prepared, **others)
+        return {"strategy": made, "steps": list(steps) or None, "at": at}
     except UserError as error:
         raise click.UsageError(str(error)) from error
 

@@ -49,6 +49,9 @@ class Overview:
     """The slots that own something, and about how many bytes of state each has."""
     workers: dict[str, tuple[int, ...]]
     """The workers, and the slots that were placed on each."""
+    replicas: dict[int, tuple[str, ...]]
+    """The workers that hold a replica of each slot, in the order of the chain; how far these are behind, only the
+    query's own process knows."""
     state_bytes: int
     """The size of the state in the store."""
     segments: int
@@ -120,6 +123,7 @@ def overview_of(history: History, pulse: Pulse, plans: Mapping[int, MigrationPla
         pulse.epoch_ms,
         bytes_by_slot(history),
         dict(history.workers),
+        dict(history.replicas),
         sum(segment.bytes for segment in segments),
         len(segments),
         {

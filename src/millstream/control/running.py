@@ -87,6 +87,9 @@ class Status:
     """Its parts: `plan`, `run` and `commit`; of `run`, what the slowest slots needed for `steps`, and for `fetch`."""
     attempts: int
     """How many attempts it took."""
+    elsewhere: int
+    """How many tasks have run on another worker than they were placed on, in all epochs that this driver ran. They have
+    to fetch what that worker lacks, unless it holds a replica."""
     state_bytes: int
     """The size of the state in the store."""
     converting: dict[str, int]
@@ -151,6 +154,7 @@ class RunningQuery(Verbs):
         self._epoch_thread: int | None = None
         self.recent: deque[EpochFacts] = deque(maxlen=1000)
         """Facts of the last epochs this driver ran, up to 1000: records, durations, attempts, bytes fetched."""
+        self._elsewhere = 0
         self._sources, self._trigger, self._finished = sources, trigger, finished
         self._prepared = ExitStack()
         self._reading: dict[str, str] = {}
@@ -183,6 +187,7 @@ class RunningQuery(Verbs):
             self._driver.run_epoch(epoch, self._query_id, offsets, lambda wanted: only(frame, reading, wanted))
             if self._driver.last is not None and self._driver.last is not before:
                 self.recent.append(self._driver.last)
+                self._elsewhere += self._driver.last.elsewhere
             self._delivered = epoch
             if self._reading != {name: called for name, (_, called) in self._driver.reads().items()}:
                 self._reopening = True
@@ -315,6 +320,7 @@ class RunningQuery(Verbs):
             last.duration_ms if last else 0.0,
             dict(last.parts_ms) if last else {},
             last.attempts if last else 0,
+            self._elsewhere,
             sum(sizes),
             self._driver.modifier.converting(history),
             len(sizes),

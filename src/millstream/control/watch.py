@@ -107,6 +107,8 @@ def lines(overview: Overview) -> Iterator[str]:
     )
     yield f"latency    {overview.epoch_ms:,.0f} ms from plan to commit"
     yield f"state      {size_text(overview.state_bytes)} in {overview.segments} segments"
+    if replicas := _replicas(overview):
+        yield f"replicas   {replicas}"
     for worker, slots in _placed(overview).items():
         yield f"worker     {worker}: " + _some([f"slot {slot} {_size(overview, slot)}" for slot in slots])
     for name, mark in overview.watermarks.items():
@@ -129,7 +131,20 @@ def _placed(overview: Overview) -> dict[str, list[int]]:
 
 
 def _size(overview: Overview, slot: int) -> str:
-    return size_text(overview.slots[slot])
+    """How many bytes a slot has, and who else has them."""
+    others = overview.replicas.get(slot)
+    return size_text(overview.slots[slot]) + (f" (also on {', '.join(others)})" if others else "")
+
+
+def _replicas(overview: Overview) -> str:
+    """On how many other workers slots are, and which of them are on none; empty if all are."""
+    counts = {slot: len(overview.replicas.get(slot, ())) for slot in overview.slots}
+    found = sorted({*counts.values()} - {0})
+    if not found:
+        return ""
+    some = _count(found[0], "other worker") if len(found) == 1 else f"{found[0]} to {found[-1]} other workers"
+    alone = [f"slot {slot}" for slot, count in counts.items() if not count]
+    return f"each slot on {some}" + (f", except {_some(alone)}" if alone else "")
 
 
 def _mark(overview: Overview, name: str, mark: datetime | None) -> str:
@@ -178,6 +193,8 @@ def _facts(overview: Overview) -> Table:
     facts.add_row("epoch", f"{overview.epoch}   {overview.epoch_ms:,.0f} ms, last write {_ago(overview.written)}")
     facts.add_row("records", f"{overview.records_per_second:,.0f} a second")
     facts.add_row("state", f"{size_text(overview.state_bytes)} in {overview.segments} segments")
+    if replicas := _replicas(overview):
+        facts.add_row("replicas", replicas)
     for name, mark in list(overview.watermarks.items())[:_MOST]:
         facts.add_row("watermark", f"{name}   {_mark(overview, name, mark)}")
     if overview.unheard:
@@ -187,6 +204,7 @@ def _facts(overview: Overview) -> Table:
 
 def _slots(overview: Overview) -> Table:
     slots = Table.grid(padding=(0, 2))
+    slots.add_column(no_wrap=True)
     most = max([1, *overview.slots.values()])
     rows = [(worker, place, slot) for worker, held in _placed(overview).items() for place, slot in enumerate(held)]
     for worker, place, slot in rows[:_MOST]:

@@ -378,6 +378,7 @@ class Driver:
             round((executed - started) * 1000),
             None if groups == history.replicas else groups,
             self._rates.told(self.replicator.taken() if self.replicator is not None else {}, history.rates),
+            None if self.executor.placer.idle == history.idle else self.executor.placer.idle,
         )
         with self._changing:
             self.journal.append(commit)
@@ -631,6 +632,7 @@ def layout_of(store_id: str, history: History) -> Layout:
         history.replicas,
         history.took_ms / 1000,
         history.rates,
+        history.idle,
     )
 
 

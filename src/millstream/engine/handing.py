@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from millstream.engine.placing import Placer
 from millstream.engine.replicating import Replicator
+from millstream.protocol.affinity import brought
 from millstream.protocol.epochs import History, Report
 from millstream.protocol.handover import MOST_ROUNDS, Coming, of_round, upcoming
 from millstream.protocol.migration import MigrationPlan
@@ -70,12 +71,19 @@ class Handover:
         """Has the next rounds of migrations prepared; how many bytes are lacking for the next one of each."""
         if self._replicator is None:
             return {}
-        plans = {number: ask for number, ask in asked.items() if isinstance(ask, MigrationPlan) and ask.prepared}
-        closing = {*closing, *(plan.drains for plan in plans.values() if plan.drains)}
-        done = {number: history.outcomes[number].done if number in history.outcomes else 0 for number in plans}
-        ahead = [plan.rounds[done[number] : done[number] + MOST_ROUNDS] for number, plan in plans.items()]
-        targets = sorted({move.target for rounds in ahead for moves in rounds for move in moves})
-        placed = self._placer.promise(targets, closing, closed) if plans else {}
+        near = {n: ask for n, ask in asked.items() if isinstance(ask, MigrationPlan) and ask.protocol != "direct"}
+        plans = {number: plan for number, plan in near.items() if plan.prepared}
+        closing = {*closing, *(plan.drains for plan in near.values() if plan.drains)}
+        done = {number: history.outcomes[number].done if number in history.outcomes else 0 for number in near}
+        ahead = [
+            move
+            for number, plan in near.items()
+            for moves in plan.rounds[done[number] : done[number] + MOST_ROUNDS]
+            for move in moves
+        ]
+        targets = sorted({move.target for move in ahead})
+        brings = brought(ahead, self._placer.placed, self._replicator.groups)
+        placed = self._placer.promise(targets, closing, closed, brings) if near else {}
         coming: dict[str, Coming] = {}
         for number, plan in sorted(plans.items()):
             coming.update(upcoming(number, plan, done[number], placed))

@@ -39,6 +39,8 @@ class Placer:
         self._known: frozenset[str] = frozenset()
         self._promised: dict[int, str] = {}
         self.placed: dict[int, str] = {}
+        self.idle: tuple[str, ...] = ()
+        """The workers that got no slots."""
         self.replicas: Replicas | None = None
         """What is known of replicas; placement goes by them."""
 
@@ -56,11 +58,20 @@ class Placer:
             replicas.warm(waiting)
         if not waiting:
             self._known = frozenset(workers)
+        self.idle = tuple(sorted(set(workers) - {*self.placed.values(), *closing, *closed}))
         return self.placed
 
-    def promise(self, slots: Sequence[int], closing: Collection[str], closed: Collection[str]) -> dict[int, str]:
-        """Where slots are, and where these, which may not be there yet, will be placed first."""
+    def promise(
+        self,
+        slots: Sequence[int],
+        closing: Collection[str],
+        closed: Collection[str],
+        brings: Callable[[int, str], int] = lambda slot, worker: 0,
+    ) -> dict[int, str]:
+        """Where slots are, and where these, which may not be there yet, will be placed first; `brings` is how much a
+        worker lacks of what is about to come to a slot."""
         workers, both = self._workers(), sorted({*slots, *self.placed})
-        found = place(both, workers, {**self._promised, **self.placed}, workers, closing, closed)
+        before = {**self._promised, **self.placed}
+        found = place(both, workers, before, workers, closing, closed, brings=brings)
         self._promised = {slot: found[slot] for slot in slots if slot in found and slot not in self.placed}
         return {**found, **self.placed}

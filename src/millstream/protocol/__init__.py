@@ -12,6 +12,7 @@
 | `strategies` | in which epochs the moves of a plan happen |
 | `layout` | where the state of a query lies: what plans are made from |
 | `planner` | which moves a rescale, a drain, a balance... takes |
+| `affinity` | which slot gets which bin, so that state goes where it lies already |
 | `statistics` | what each part of the key space has to do |
 | `survey` | what that means for each slot and worker |
 | `levelling` | which bins go where, so that no slot has too much to do |

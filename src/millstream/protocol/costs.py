@@ -3,9 +3,10 @@ section 5), in the quantities of this system.
 
 Rules
 -----
-- Three protocols. `direct` cuts over at once, and what a range has is fetched inside the epoch. `cpa` cuts over at once
-  where replicas are, and what these lack is fetched inside the epoch (the paper's replay: here the segments since the
-  replica's epoch). `cpal` leaves the origin in charge until the target lacks next to nothing, and then cuts over.
+- Three protocols. `direct` asks nobody where replicas are: it cuts over at once, and what the target does not happen to
+  have is fetched inside the epoch. `cpa` has bins go where replicas of them are (`protocol.affinity`) and cuts over at
+  once: what these lack, the segments since the replica's epoch, is fetched inside the epoch, in place of the paper's
+  replay. `cpal` does the same, but leaves the origin in charge until the target lacks next to nothing.
 - The *stall* is what the longest epoch takes longer, and *completion* the time from the command to the last round.
 - `auto` takes the least stall. Among those whose stalls differ by no more than the plan's own allowance (`stall_s`), it
   takes the one that is complete first.
@@ -15,11 +16,13 @@ Rules
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
+from millstream.protocol.affinity import brought
 from millstream.protocol.layout import RATE, Layout
 from millstream.protocol.migration import MigrationPlan
+from millstream.protocol.placement import place
 from millstream.protocol.strategies import PROTOCOLS, Strategy
 
 
@@ -48,33 +51,30 @@ class Cost:
         return f"stall {self.stall_s:.3g} s, complete in {self.completion_s:.3g} s"
 
 
-def costs(plan: MigrationPlan, measured: Measured, state_bytes: int, held: float = 0.0) -> dict[str, Cost]:
-    """The cost of a plan by each protocol; `held` is the share of what moves that its targets have as replicas.
+def cost(plan: MigrationPlan, protocol: str, measured: Measured, state_bytes: int, held: float = 0.0) -> Cost:
+    """The cost of a plan by a protocol; `held` is the share of what moves that lies at its target already.
 
     >>> from millstream.protocol.keyspace import Range
     >>> from millstream.protocol.migration import Move
     >>> plan = MigrationPlan("s", "move", {"count": 0}, ((Move("count", Range(0, 9), 0, 1, 250_000_000),),))
-    >>> for name, cost in costs(plan, Measured(epoch_s=0.5), 10**9, held=0.8).items():
-    ...     print(name, cost)
-    direct stall 2 s, complete in 2.5 s
-    cpa stall 0.4 s, complete in 0.9 s
-    cpal stall 0 s, complete in 0.9 s
+    >>> print(cost(plan, "direct", Measured(epoch_s=0.5), 10**9))
+    stall 2 s, complete in 2.5 s
+    >>> print(cost(plan, "cpa", Measured(epoch_s=0.5), 10**9, held=0.8))
+    stall 0.4 s, complete in 0.9 s
+    >>> print(cost(plan, "cpal", Measured(epoch_s=0.5), 10**9, held=0.8))
+    stall 0 s, complete in 0.9 s
     """
     rounds, most = max(1, len(plan.rounds)), plan.stall_bytes
     share = plan.bytes / state_bytes if state_bytes else 0.0
     delta = measured.written * share / rounds  # what an epoch writes of what one round moves
     steady = plan.epochs * measured.epoch_s
-    fetched = {"direct": most, "cpa": min(most, most * (1.0 - held) + delta), "cpal": min(delta, most)}
-    in_all = {"direct": plan.bytes, "cpa": plan.bytes * (1.0 - held) + delta * rounds, "cpal": delta * rounds}
-    ahead = plan.bytes * (1.0 - held) / measured.give_rate
-    found = {}
-    for name in PROTOCOLS:
-        stall = fetched[name] / measured.fetch_rate
-        completion = steady + in_all[name] / measured.fetch_rate
-        if name == "cpal":
-            completion = max(completion, ahead + measured.epoch_s)
-        found[name] = Cost(stall, completion)
-    return found
+    ahead = plan.bytes * (1.0 - held)
+    if protocol == "cpal":
+        stall = min(delta, most) / measured.fetch_rate
+        completion = steady + delta * rounds / measured.fetch_rate
+        return Cost(stall, max(completion, ahead / measured.give_rate + measured.epoch_s))
+    lacking = min(most, most * (1.0 - held) + delta)
+    return Cost(lacking / measured.fetch_rate, steady + min(plan.bytes, ahead + delta * rounds) / measured.fetch_rate)
 
 
 def choice(found: Mapping[str, Cost], stall_s: float) -> str:
@@ -88,21 +88,28 @@ def choice(found: Mapping[str, Cost], stall_s: float) -> str:
     return min(good, key=lambda name: found[name].completion_s)
 
 
-def by_protocol(plan: MigrationPlan, layout: Layout, strategy: Strategy) -> MigrationPlan:
-    """The plan with what it is expected to cost by each protocol, and the one that it is carried out by."""
-    several = len(layout.placement) > 1
+def by_protocol(
+    plan: MigrationPlan, layout: Layout, strategy: Strategy, near: Callable[[], MigrationPlan] | None = None
+) -> MigrationPlan:
+    """The plan with what it is expected to cost by each protocol, and the one that it is carried out by; `near` makes
+    it such that more of it goes where replicas are, which is what `cpa` and `cpal` do."""
+    several = len(layout.workers) > 1
     chosen = strategy.protocol or (
         "direct" if not (several if strategy.prepared is None else strategy.prepared) else "cpal"
     )
     expected: dict[str, str] = {}
+    plans = dict.fromkeys(PROTOCOLS, plan)
     if several and any(plan.rounds):
+        if near is not None:
+            plans["cpa"] = plans["cpal"] = near()
         measured = Measured(layout.epoch_s or 1.0, layout.fetch_rate, layout.give_rate, _written(layout))
-        found = costs(plan, measured, _total(layout), _held(plan, layout))
-        if found["direct"].stall_s > 0.01:  # else there is nothing to choose between
-            expected = {name: str(cost) for name, cost in found.items()}
+        total = _total(layout)
+        found = {name: cost(each, name, measured, total, _held(each, layout, name)) for name, each in plans.items()}
+        if plan.stall_bytes > 0.01 * measured.fetch_rate:  # else there is nothing to choose between
+            expected = {name: str(each) for name, each in found.items()}
         chosen = choice(found, strategy.stall_s) if chosen == "auto" else chosen
     chosen = "direct" if chosen == "auto" else chosen
-    return replace(plan, protocol=chosen, prepared=chosen == "cpal", expected=expected)
+    return replace(plans[chosen], protocol=chosen, prepared=chosen == "cpal", expected=expected)
 
 
 def _total(layout: Layout) -> int:
@@ -115,14 +122,12 @@ def _written(layout: Layout) -> float:
     return float(sum(segment.bytes for segment in layout.manifest.segments() if segment.order == newest))
 
 
-def _held(plan: MigrationPlan, layout: Layout) -> float:
+def _held(plan: MigrationPlan, layout: Layout, protocol: str) -> float:
     """The share of what moves that lies at its target's worker already: it runs the origin too, or has a replica."""
-    hosts = {slot: worker for worker, slots in layout.placement.items() for slot in slots}
-    there = sum(
-        move.bytes
-        for moves in plan.rounds
-        for move in moves
-        if move.target in hosts
-        and (hosts[move.target] == hosts.get(move.origin) or hosts[move.target] in layout.replicas.get(move.origin, ()))
-    )
-    return there / plan.bytes if plan.bytes else 0.0
+    moves = [move for moves in plan.rounds for move in moves]
+    hosts, slots = layout.hosts, {*layout.hosts, *(move.target for move in moves)}
+    lacks = brought(moves, hosts, layout.replicas)
+    brings = lacks if protocol != "direct" else lambda slot, worker: 0
+    placed = place(sorted(slots), layout.workers, hosts, layout.workers, brings=brings)
+    lacking = sum(lacks(target, placed[target]) for target in {move.target for move in moves})
+    return 1.0 - lacking / plan.bytes if plan.bytes else 0.0

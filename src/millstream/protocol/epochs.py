@@ -128,6 +128,8 @@ class Commit:
     rates: dict[str, float] | None = None
     """The bytes in a second that a worker has been seen to get from the `store`, and from another as a `replica`; told
     only when they are others than before."""
+    idle: tuple[str, ...] | None = None
+    """The workers that have no slots, told only when that has changed."""
 
 
 Entry = Claim | Plan | Abort | Commit
@@ -184,6 +186,7 @@ class History:
     took_ms: int = 0
     replicas: dict[int, tuple[str, ...]] = field(default_factory=dict)
     rates: dict[str, float] = field(default_factory=dict)
+    idle: tuple[str, ...] = ()
     tried: dict[int, int] = field(default_factory=dict)
     """How often the first epoch of a modification that is under way has been planned, by the command's number."""
 
@@ -288,6 +291,7 @@ class History:
             took_ms=commit.took_ms,
             replicas=self.replicas if commit.replicas is None else commit.replicas,
             rates=self.rates if commit.rates is None else commit.rates,
+            idle=self.idle if commit.idle is None else commit.idle,
             tried={
                 number: count
                 for number, count in self.tried.items()

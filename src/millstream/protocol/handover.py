@@ -16,8 +16,8 @@ Rules
   of all others the origins stay in charge.
 - Several rounds are prepared ahead, as many as `AHEAD` bytes allow, so that the epochs need not wait for each other.
 
-`direct` migration prepares nothing: all that a range has is fetched inside the epoch. `cpa` uses what is at the target
-already, as replicas are, and cuts over at once; `cpal` leaves the origin in charge while the target catches up.
+`direct` migration prepares nothing: what the target does not happen to have is fetched inside the epoch. `cpa` goes to
+where replicas are, and cuts over at once; `cpal` leaves the origin in charge while the target catches up.
 """
 
 from __future__ import annotations

@@ -33,6 +33,18 @@ class Layout:
     """How long the last epoch took; 0 if that is not known."""
     rates: Mapping[str, float] = field(default_factory=dict)
     """The bytes in a second that a worker was seen to get from the `store`, and from another as a `replica`."""
+    idle: Collection[str] = ()
+    """The workers that have no slots."""
+
+    @property
+    def workers(self) -> set[str]:
+        """All workers."""
+        return {*self.placement, *self.idle}
+
+    @property
+    def hosts(self) -> dict[int, str]:
+        """The worker of each slot."""
+        return {slot: worker for worker, slots in self.placement.items() for slot in slots}
 
     @property
     def fetch_rate(self) -> float:

@@ -7,7 +7,8 @@ Rules
   has one moves only to a worker that is new, from the fullest, as long as that has two more. So a new worker is used
   as soon as it is reported; and where slots come and go, none of the others has to fetch all its state somewhere else.
 - Where replicas are known, a slot that has no place goes to the worker that lacks the fewest of its bytes; and one that
-  could go to a new worker stays until that one holds it.
+  could go to a new worker stays until that one holds it. One that has no state yet goes to that of the workers with the
+  fewest slots that lacks the fewest bytes of what is about to come (`brings`).
 - A worker that is closing keeps the slots it has, which are being emptied, and gets no other. One that is closed has
   none, as long as there is another worker.
 """
@@ -15,6 +16,7 @@ Rules
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import partial
 
 
 def place(
@@ -25,14 +27,17 @@ def place(
     closing: Collection[str] = (),
     closed: Collection[str] = (),
     lacks: Callable[[int, str], int] = lambda slot, worker: 0,
+    brings: Callable[[int, str], int] = lambda slot, worker: 0,
 ) -> dict[int, str]:
-    """The worker of every slot; empty if there are no workers. `known` are the workers that were there before, and
-    `lacks` is how much of a slot's state a worker would have to fetch.
+    """The worker of every slot; empty if there are no workers. `known` are the workers that were there before, `lacks`
+    is how much of a slot's state a worker would have to fetch, and `brings` how much of what is about to come to it.
 
     >>> place([0, 1, 2], ["a", "b"], {})
     {0: 'a', 1: 'b', 2: 'a'}
     >>> place([0, 1, 2], ["b", "c"], {0: "a", 1: "b", 2: "a"})
     {0: 'c', 1: 'b', 2: 'b'}
+    >>> place([0, 1, 2, 3], ["a", "b"], {0: "a", 1: "b"}, brings=lambda slot, worker: 9 if worker == "a" else 0)
+    {0: 'a', 1: 'b', 2: 'b', 3: 'a'}
     """
     present = sorted(workers, key=_by_number)
     usable = [worker for worker in present if worker not in closed] or present
@@ -44,8 +49,12 @@ def place(
     for slot in sorted(slots):
         held.get(before.get(slot, ""), homeless).append(slot)
     order = {worker: number for number, worker in enumerate(opened)}
+
+    def rank(slot: int, worker: str) -> tuple[int, int, int, int]:
+        return lacks(slot, worker), len(held[worker]), brings(slot, worker), order[worker]
+
     for slot in homeless:
-        held[min(opened, key=lambda worker: (lacks(slot, worker), len(held[worker]), order[worker]))].append(slot)
+        held[min(opened, key=partial(rank, slot))].append(slot)
     fresh = [worker for worker in opened if worker not in known]
     while fresh:
         fullest = max(opened, key=lambda worker: (len(held[worker]), -order[worker]))

@@ -8,6 +8,8 @@ Rules
   with an owner of its own then counts as a bin. A rescale makes such bins whole: each goes to who owns most of it.
 - No bin moves twice, and none that can stay moves. A plan for a table that is as asked already has no rounds.
 - Steps with more than 2^20 bins are planned in 2^20 ranges of equal width, except where bins or ranges are named.
+- Where it does not matter which slot gets which bin, those that have replicas do (`protocol.affinity`), by protocols
+  that make use of them.
 - Sizes are estimates: within a segment, bytes go with width.
 """
 
@@ -16,12 +18,14 @@ from __future__ import annotations
 import heapq
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise, repeat
 
 import numpy as np
 import numpy.typing as npt
 
 from millstream.errors import UserError
+from millstream.protocol.affinity import nearer
 from millstream.protocol.costs import by_protocol
 from millstream.protocol.keyspace import LAST, Hashes, Range, width
 from millstream.protocol.layout import Layout
@@ -64,7 +68,11 @@ def plan_rescale(
                 f"give at most {1 << cells.bits} slots, or plan more bins first"
             )
     wanted = [(cells, _rescaled(cells, slots)) for cells in found]
-    return _plan(layout, "rescale", wanted, strategy, at)
+    near = [
+        (cells, nearer(cells.owners, final, np.ones(len(final)), layout.hosts, layout.replicas))
+        for cells, final in wanted
+    ]
+    return _plan(layout, "rescale", wanted, strategy, at, near=near)
 
 
 def plan_move(
@@ -136,7 +144,8 @@ def plan_drain(
     if gone.any():
         final[gone] = np.array(staying)[_poured(pool.loads(max(layout.owners))[staying], pool.weights[gone])]
     whole = {name for cells in found for name in cells.steps} == set(layout.tables)
-    return _plan(layout, "drain", pool.split(final), strategy, at, drains=worker if whole else "")
+    drains = worker if whole else ""
+    return _plan(layout, "drain", pool.split(final), strategy, at, drains, near=pool.nearer(layout, final))
 
 
 def plan_balance(
@@ -155,7 +164,8 @@ def plan_balance(
     if isinstance(tolerance, bool) or not isinstance(tolerance, int | float) or not 0 <= tolerance < 1:
         raise UserError(f"tolerance={tolerance!r}: expected a share, from 0 to less than 1")
     pool = _Pool(_groups(layout, steps))
-    return _plan(layout, "balance", pool.split(_balanced(pool, sorted(layout.owners), tolerance)), strategy, at)
+    final = _balanced(pool, sorted(layout.owners), tolerance)
+    return _plan(layout, "balance", pool.split(final), strategy, at, near=pool.nearer(layout, final))
 
 
 def plan_split(
@@ -371,6 +381,10 @@ class _Pool:
         ends = np.cumsum([len(cells.owners) for cells in self.groups])[:-1]
         return list(zip(self.groups, np.split(final, ends), strict=True))
 
+    def nearer(self, layout: Layout, final: Numbers) -> list[tuple[Cells, Numbers]]:
+        """The same loads, with more bins where replicas of them are."""
+        return self.split(nearer(self.owners, final, self.weights, layout.hosts, layout.replicas))
+
 
 # -- what is to move --------------------------------------------------------------------------------------------------
 
@@ -521,10 +535,27 @@ def _plan(
     start: Start,
     drains: str = "",
     pace: int | None = None,
+    near: Sequence[tuple[Cells, Numbers]] | None = None,
 ) -> MigrationPlan:
-    """The plan that gives every bin the owner that is wanted. With a pace, the strategy gives only the order."""
+    """The plan that gives every bin the owner that is wanted; or that of `near`, if the protocol has bins go where
+    replicas are. With a pace, the strategy gives only the order."""
     if not isinstance(strategy, Strategy):
         raise UserError(f"strategy={strategy!r}: expected AllAtOnce(), Fluid(), Batched(n) or Matched()")
+    made = partial(_made, layout, verb, strategy=strategy, start=start, drains=drains, pace=pace)
+    plan = made(wanted)
+    others = near is not None and any((one[1] != two[1]).any() for one, two in zip(wanted, near, strict=True))
+    return by_protocol(plan, layout, strategy, partial(made, near) if others else None)
+
+
+def _made(
+    layout: Layout,
+    verb: str,
+    wanted: Sequence[tuple[Cells, Numbers]],
+    strategy: Strategy,
+    start: Start,
+    drains: str,
+    pace: int | None,
+) -> MigrationPlan:
     moving = [(cells, final, np.flatnonzero(cells.owners != final)) for cells, final in wanted]
     touched = [cells for cells, _, picked in moving if len(picked)] or [cells for cells, _ in wanted]
     rounds: list[list[Move]] = [[]] if drains else []
@@ -549,7 +580,7 @@ def _plan(
         ):
             if len(picked):
                 _add_moves(rounds, cells, final, picked, number, mates)
-    plan = MigrationPlan(
+    return MigrationPlan(
         layout.store,
         verb,
         {name: layout.tables[name].version for cells in touched for name in cells.steps},
@@ -564,7 +595,6 @@ def _plan(
         budget=round(strategy.stall_s * layout.fetch_rate),
         deadline_s=float(strategy.deadline_s),
     )
-    return by_protocol(plan, layout, strategy)
 
 
 def _units(firsts: Hashes, lasts: Hashes, origins: Numbers, targets: Numbers) -> tuple[Numbers, Numbers]:

@@ -126,7 +126,7 @@ class Survey:
                 if step in facts.loads:
                     row += within(facts.loads[step].micros if timed else facts.loads[step].records, each.firsts)
         slots = tuple(sorted(facts.layout.owners))
-        hosts = {slot: worker for worker, mine in facts.layout.placement.items() for slot in mine if slot in slots}
+        hosts = {slot: worker for slot, worker in facts.layout.hosts.items() if slot in slots}
         room = rooms(slots, hosts, facts.workers)
         raw = np.concatenate(found)
         return cls(

@@ -399,6 +399,7 @@ def _encode_history(history: History) -> bytes:
         "took_ms": history.took_ms,
         "replicas": history.replicas,
         "rates": history.rates,
+        "idle": history.idle,
     }
     return msgspec.json.encode(flat)
 
