@@ -169,9 +169,10 @@ def save(path: Path, facts: dict[str, Any], runs: Sequence[Run], judged: Any = r
 
 
 def load(paths: Sequence[Path]) -> tuple[dict[str, Any], list[Run]]:
-    """Reads what `save` wrote; the facts are those of the first file."""
+    """Reads what `save` wrote; the facts are those of the first file, with the `commits` of each."""
     files = [json.loads(path.read_text()) for path in paths]
     facts = {key: value for key, value in files[0].items() if key not in ("runs", "targets")}
+    facts["commits"] = [file.get("machine", {}).get("commit", "unknown") for file in files]
     return facts, [run for file in files for run in file["runs"]]
 
 

@@ -1,12 +1,13 @@
 """Recovery and handover: how long a query stands still when a worker dies, or when state goes elsewhere.
 
-    python -m bench.recovery                            kill, handover, throughput, spark
+    python -m bench.recovery                            kill, handover, throughput, spark, nexmark
     python -m bench.recovery --only kill --rounds 3     some parts
     python -m bench.recovery --quick                    a smoke run: sizes too small to say anything
     python -m bench.recovery --from FILE [--from FILE]  tables of earlier runs, together
 
 A trial is described in `bench.recovery_trials`. Each part compares a small state with a large one, and replicas with
-the store alone. Raw numbers and the machine go to `bench/results/`, after every single trial.
+the store alone; `nexmark` kills workers of Rhino's queries (`bench.rhino_trials`), with and without replicas. Raw
+numbers and the machine go to `bench/results/`, after every single trial.
 """
 
 from __future__ import annotations
@@ -22,11 +23,17 @@ from rich.table import Table
 from bench.race import Part, Run
 from bench.recovery_pictures import draw
 from bench.recovery_trials import Recovery
-from bench.report import Judgement, NoRatio, Target, judge, targets_table
+from bench.report import SPENDING, Judgement, NoRatio, Target, judge, spending_cells, targets_table
+from bench.rhino_command import queries
+from bench.rhino_command import trials as nexmark_trials
+from bench.rhino_report import PREPARED, STORE
+from bench.rhino_trials import Reconfiguration
 from bench.trial_command import Benchmark, bins, command, named, number
 
-PARTS = ("kill", "handover", "throughput", "spark")
-_MAIN = "from bench.recovery_trials import main; main()"
+PARTS = ("kill", "handover", "throughput", "spark", "nexmark")
+MAIN = "from bench.recovery_trials import main; main()"
+_QUICK = {"small_mb": 2, "large_mb": 8, "spark_mb": 2, "kills": 1, "warm_s": 3.0, "hold_s": 3.0, "queries": ("nbq8",),
+          "state_mb": 4, "events": 2_000.0}  # fmt: skip
 
 
 def trials(given: dict[str, Any], parts: Sequence[str], small: int, large: int, spark: int) -> list[Recovery]:
@@ -54,10 +61,9 @@ def trials(given: dict[str, Any], parts: Sequence[str], small: int, large: int, 
 
 
 def of(runs: Sequence[Run], kind: str, variant: str, place: int = -1) -> list[Run]:
-    """The runs of a kind and variant: those with the least state (0) or the most (-1)."""
-    found = [
-        run for run in runs if "found" in run and (run["asked"]["kind"], run["asked"]["variant"]) == (kind, variant)
-    ]
+    """The runs of a kind and variant that count keys: those with the least state (0) or the most (-1)."""
+    counts = [run for run in runs if "found" in run and "query" not in run["asked"]]
+    found = [run for run in counts if (run["asked"]["kind"], run["asked"]["variant"]) == (kind, variant)]
     sizes = sorted({run["asked"]["state_bytes"] for run in found})
     if not sizes:
         raise NoRatio(f"{kind}, {variant}: not measured")
@@ -71,7 +77,7 @@ def recoveries(runs: Sequence[Run]) -> list[float]:
 
 def stalls(runs: Sequence[Run], name: str) -> list[float]:
     """Of handovers, the time between two commits when state changed hands (`cut_over_s`), the longest one from the
-    command to the end (`stall_s`), the longest one in as much time before (`steady_s`), or the usual one then
+    command to the end (`stall_s`), the longest one in as much quiet time (`steady_s`), or the usual one before it
     (`usual_s`)."""
     return [leg[name] for run in runs for leg in run["found"]["legs"]]
 
@@ -100,7 +106,9 @@ def _handover(name: str) -> Callable[[Part, Sequence[Run]], float]:
 
 
 def _against_steady(part: Part, runs: Sequence[Run]) -> float:
-    legs = [leg for run in of(runs, "handover", "replica") for leg in run["found"]["legs"]]
+    legs = [leg for run in of(runs, "handover", "replica") for leg in run["found"]["legs"] if "steady_window_s" in leg]
+    if not legs or not all(leg["steady_s"] for leg in legs):
+        raise NoRatio("handover: no quiet time to compare it with was measured")
     return statistics.median(leg["stall_s"] / leg["steady_s"] for leg in legs)
 
 
@@ -135,7 +143,8 @@ def _rows(runs: Sequence[Run]) -> Iterator[tuple[str, ...]]:
                 noticed = [item["noticed_s"] for item in times if "noticed_s" in item]
                 yield (
                     label,
-                    f"{statistics.median(values):.2f} s ({values[0]:.2f}-{values[-1]:.2f}, n={len(values)})",
+                    f"{statistics.median(values):.2f} s (mean {statistics.mean(values):.2f}, "
+                    f"{values[0]:.2f}-{values[-1]:.2f}, n={len(values)})",
                     f"{statistics.median(noticed):.2f} s" if noticed else "",
                     f"{steady:.2f} s",
                     f"{statistics.median(item['fetched'] for item in times) / 1e6:,.1f} MB",
@@ -154,23 +163,17 @@ def _parts(runs: Sequence[Run]) -> Iterator[tuple[str, ...]]:
     for label in dict.fromkeys(run["asked"]["label"] for run in runs):
         found = [run["found"] for run in runs if run["asked"]["label"] == label and "found" in run]
         parts = [
-            (0.0, kill["planned_s"], kill["parts_ms"]["fetch"] / 1000, kill["parts_ms"]["load"] / 1000, kill["sources"])
+            {
+                "scheduling_s": kill["planned_s"], "preparing_s": 0.0, "fetching_s": kill["parts_ms"]["fetch"] / 1000,
+                "loading_s": kill["parts_ms"]["load"] / 1000, "sources": kill["sources"],
+            }
             for one in found
             for kill in one.get("kills", [])
             if "planned_s" in kill
-        ]
-        for leg in (leg for one in found for leg in one.get("legs", []) if "breakdown" in leg):
-            told = leg["breakdown"]
-            parts.append(
-                (told["preparing_s"], told["scheduling_s"], told["fetching_s"], told["loading_s"], told["sources"])
-            )
+        ]  # fmt: skip
+        parts += [leg["breakdown"] for one in found for leg in one.get("legs", []) if "breakdown" in leg]
         if parts:
-            times = (f"{statistics.median(part[place] for part in parts):.2f} s" for place in (0, 1, 2, 3))
-            sizes = (
-                f"{statistics.median(part[4].get(name, 0) for part in parts) / 1e6:,.1f} MB"
-                for name in ("cache", "replica", "store", "ahead")
-            )
-            yield (label, *times, *sizes)
+            yield (label, *spending_cells(parts))
 
 
 def show(console: Console, runs: Sequence[Run], quick: bool = False) -> None:
@@ -188,7 +191,7 @@ def show(console: Console, runs: Sequence[Run], quick: bool = False) -> None:
         table.add_row(*row)
     console.print(table)
     table = Table(title="Where time and bytes went (medians)", title_justify="left")
-    for column in ("trial", "preparing", "scheduling", "fetching", "loading", "cache", "replica", "store", "ahead"):
+    for column in ("trial", *SPENDING):
         table.add_column(column, no_wrap=True)
     for row in _parts(runs):
         table.add_row(*row)
@@ -201,19 +204,24 @@ def show(console: Console, runs: Sequence[Run], quick: bool = False) -> None:
     console.print(targets_table(judged(runs), title))
 
 
-def chosen(asked: dict[str, Any]) -> list[Recovery]:
+def chosen(asked: dict[str, Any]) -> Sequence[Recovery | Reconfiguration]:
     """The trials of a round, by the options."""
     names = ("bins", "rate", "workers", "limit", "kills", "warm_s", "hold_s", "bases", "network")
     small, large, spark = (asked[name] * 1_000_000 for name in ("small_mb", "large_mb", "spark_mb"))
     found = trials({name: asked[name] for name in names}, asked["only"], small, large, spark)
-    return [trial for trial in found if trial.variant in (*asked["variants"], "spark")]
+    counts = [trial for trial in found if trial.variant in (*asked["variants"], "spark")]
+    if "nexmark" not in asked["only"]:
+        return counts
+    variants = [{"replica": PREPARED, "store": STORE}[name] for name in asked["variants"]]
+    given = {**asked, "variants": variants, "rate": asked["events"], "strategy": "all-at-once"}
+    return [*counts, *nexmark_trials(given, ("kill",))]
 
 
 main = command(
     Benchmark(
         "recovery",
         "Measure recovery from a killed worker, handovers of state, and what replicas cost.",
-        _MAIN,
+        MAIN,
         [
             named("only", PARTS, "The parts to run, with commas."),
             named("variants", ("replica", "store"), "Replicas, the store alone, or both."),
@@ -222,6 +230,8 @@ main = command(
             number("spark-mb", click.IntRange(1), 64, "The state of Spark's own query."),
             bins(512),
             number("rate", click.FloatRange(40), 5_000, "Records per second."),
+            *queries(" of the part nexmark"),
+            number("events", click.FloatRange(40), 4_000, "Events per second of the part nexmark."),
             number("workers", click.IntRange(2), 4, "Executors of one core."),
             number(
                 "limit",
@@ -238,7 +248,7 @@ main = command(
             number("warm warm_s", float, 8.0, "Seconds before anything counts."),
             number("hold hold_s", float, 8.0, "Seconds of steady records."),
         ],
-        {"small_mb": 2, "large_mb": 8, "spark_mb": 2, "kills": 1, "warm_s": 3.0, "hold_s": 3.0},
+        _QUICK,
         chosen,
         judged,
         show,

@@ -14,8 +14,8 @@ from bench.latency import Done, timeline
 from bench.migration_pictures import logarithmic, plt
 from bench.race import Run
 
-_COLOURS = {"replica": "#1f6f8b", "store": "#c8553d", "spark": "#8a6d3b"}
-_NAMES = {"replica": "replicas", "store": "store only (RhinoDFS)", "spark": "Spark's own query"}
+_COLOURS = {"replica": "#1f6f8b", "prepared": "#1f6f8b", "store": "#c8553d", "spark": "#8a6d3b"}
+_NAMES = {"replica": "replicas", "prepared": "replicas", "store": "store only (RhinoDFS)", "spark": "Spark's own query"}
 _BEFORE_S, _AFTER_S = 5.0, 40.0
 
 
@@ -61,5 +61,5 @@ def _panel(axes: Any, run: Run) -> None:
     axes.grid(axis="y", which="both", color="#eeeeee", lw=0.6)
     axes.set_axisbelow(True)
     took = ", ".join(f"{kill['recovery_s']:.1f}" for kill in found["kills"])
-    size = f"{asked['state_bytes'] / 1e6:,.0f} MB of state"
-    axes.set_title(f"{_NAMES[asked['variant']]}, {size}: recovered in {took} s", fontsize=10, loc="left")
+    state = f"{asked['state_bytes'] / 1e6:,.0f} MB of state" + (f" of {asked['query']}" if "query" in asked else "")
+    axes.set_title(f"{_NAMES[asked['variant']]}, {state}: recovered in {took} s", fontsize=10, loc="left")

@@ -4,14 +4,14 @@
     handover    records flow, and a quarter of the state goes from half of the slots to the others, in one round
     throughput  epochs of a million records follow each other without a pause
 
+A kill while one of NEXMark's queries runs is a trial of `bench.rhino_trials`.
+
 How it measures
 ---------------
-- Recovery lasts from the moment at which Spark no longer reports the executor (looked for every 10 ms) to the next
-  commit of an epoch that had to do without it: one that took a second attempt, or began after that moment; of Spark's
-  own query, one that took twice as long as usual, or began after. How long Spark takes to notice is told apart.
-- Between two kills the replacement has come up, holds what it should, and latency is as it was.
-- A handover's stall is the longest time between two commits from the command to its end, beside the same of an equal
-  time before it.
+- What recovery, a stall and quiet time are, says `bench.standstills`. Spark's own query has recovered with an epoch
+  that took twice as long as usual, or began after Spark had noticed.
+- Before each kill and each handover the replacement has come up, all hold what they should, and latency is as it was;
+  then records flow for a while, which is the quiet time that a handover is compared with.
 - `store` is the variant without replicas (the papers' RhinoDFS): state comes from the store, inside the epoch.
 - What workers fetch, and what they take from each other, is limited: all of them together, as if they shared a wire.
 - The answer is checked at the end: the counts in the state add up to the records that were handed over.
@@ -19,11 +19,7 @@ How it measures
 
 from __future__ import annotations
 
-import dataclasses
-import itertools
 import json
-import os
-import signal
 import statistics
 import sys
 import time
@@ -40,7 +36,10 @@ import millstream as ms
 from bench import workloads
 from bench.contenders import Found, progress, serve, state_settings
 from bench.open_loop import Feed
+from bench.rhino_trials import Reconfiguration
+from bench.rhino_trials import run as run_nexmark
 from bench.spark_restart import commits_of, flow, reports, until
+from bench.standstills import breakdown, executors, kill, kill_one, missing_s, ready, stalls_of
 from bench.trials import BYTES_PER_KEY, CHUNK, PER_EPOCH, Leg, Rig, Trial, cluster, has_counted, settled
 
 _WAIT_S = 900.0
@@ -105,14 +104,15 @@ class Killing(Rig):
             replicate_limit=None if self.asked.network else each,
         )
 
-    def ready(self, running: Any) -> bool:
-        """Whether all workers have slots, and all replicas are there."""
-        facts = running.replicas()
-        if len(running.status().workers) < self.asked.workers:
-            return False
-        if self.asked.variant != "replica":
-            return True
-        return all(facts.groups.values()) and sum(facts.lacking.values()) < 8 << 20
+    def rest(self, running: Any, seen: dict[int, Any], rows: Callable[[], list[list[Any]]], rate: float) -> float:
+        """Waits until all workers have slots, all replicas are there, and the query has settled; when that was. Then
+        lets records flow for a while."""
+        replicated = self.asked.variant == "replica"
+        self._until(running, lambda: self._gathered(running, seen) and ready(running, self.asked.workers, replicated))
+        self._settle(running, seen, rows, rate)
+        settled_at = time.monotonic()
+        self._flow(running, seen, self.asked.hold_s)
+        return settled_at
 
     def kill(self, done: Callable[[], None]) -> Found:
         """Kills executors while records flow."""
@@ -129,12 +129,14 @@ class Killing(Rig):
             first = running.epoch + 1
             feed.begin()
             seen: dict[int, Any] = {}
+
+            def wait(over: Callable[[], bool]) -> None:
+                self._until(running, lambda: self._gathered(running, seen) and over())
+
             for _ in range(self.asked.kills):
                 self._flow(running, seen, self.asked.warm_s)
-                self._until(running, lambda: self._gathered(running, seen) and self.ready(running))
-                self._settle(running, seen, lambda: self._rows(seen, first, commits, feed.start), feed.rate)
-                self._flow(running, seen, self.asked.hold_s)
-                kills.append(self._kill_one(spark, running, seen, commits, feed.start))
+                self.rest(running, seen, lambda: self._rows(seen, first, commits, feed.start), feed.rate)
+                kills.append(kill_one(spark, running, seen, commits, wait, feed.start))
                 done()
             self._flow(running, seen, self.asked.warm_s)
             handed = feed.end()
@@ -150,43 +152,6 @@ class Killing(Rig):
             "given": facts.given,
             "fetched": facts.fetched,
             "made": facts.made,
-        }
-
-    def _kill_one(
-        self, spark: SparkSession, running: Any, seen: dict[int, Any], commits: dict[int, float], start: float
-    ) -> Found:
-        held = running.status().workers
-        victim = max(held, key=lambda worker: (len(held[worker]), worker))
-        process = executors(spark)[victim]
-        steady = [b - a for a, b in zip(sorted(commits.values())[-8:], sorted(commits.values())[-7:], strict=False)]
-        killed = time.monotonic()
-        os.kill(process, signal.SIGKILL)
-        context: Any = spark.sparkContext._jsc.sc()
-        while victim in str(context.getExecutorIds().mkString(",")).split(","):
-            time.sleep(0.01)
-        detected = time.monotonic()
-
-        def without(epoch: int) -> bool:
-            facts = seen.get(epoch)
-            if facts is None or commits[epoch] <= detected:
-                return False
-            return facts.attempts > 1 or commits[epoch] - facts.duration_ms / 1000 > detected
-
-        self._until(running, lambda: self._gathered(running, seen) and any(map(without, list(commits))))
-        epoch = min(filter(without, commits))
-        facts = seen[epoch]
-        return {
-            "slots": len(held[victim]),
-            "noticed_s": detected - killed,
-            "recovery_s": commits[epoch] - detected,
-            "stall_s": commits[epoch] - max(at for at in commits.values() if at < commits[epoch]),
-            "steady_s": max(steady, default=0.0),
-            "attempts": facts.attempts,
-            "fetched": facts.fetched_bytes,
-            "parts_ms": facts.parts_ms,
-            "sources": facts.sources,
-            "planned_s": max(0.0, commits[epoch] - (facts.duration_ms - facts.parts_ms["plan"]) / 1000 - detected),
-            "at": killed - start,
         }
 
     def _has_counted(self, running: Any, seen: dict[int, Any], first: int, records: int) -> bool:
@@ -243,19 +208,6 @@ class Killing(Rig):
         }
 
 
-def executors(spark: SparkSession) -> dict[str, int]:
-    """The processes of a session's executors."""
-    found, application = {}, spark.sparkContext.applicationId.encode()
-    for path in Path("/proc").iterdir():
-        try:
-            words = (path / "cmdline").read_bytes().split(b"\0") if path.name.isdigit() else []
-        except OSError:
-            continue
-        if b"--executor-id" in words and application in words:
-            found[words[words.index(b"--executor-id") + 1].decode()] = int(path.name)
-    return found
-
-
 def run_millstream(asked: Recovery, folder: Path) -> Found:
     """Fills the state and goes through the trial."""
     rig = Killing(asked, folder)
@@ -290,10 +242,8 @@ def _handover(rig: Killing) -> Found:
         feed.begin()
         seen: dict[int, Any] = {}
         rig._flow(running, seen, rig.asked.warm_s)
-        rig._until(running, lambda: rig._gathered(running, seen) and rig.ready(running))
         for turn in range(rig.asked.kills):
-            rig._settle(running, seen, lambda: rig._rows(seen, first, commits, feed.start), feed.rate)
-            rig._flow(running, seen, rig.asked.hold_s)
+            settled_at = rig.rest(running, seen, lambda: rig._rows(seen, first, commits, feed.start), feed.rate)
             strategy = ms.AllAtOnce(prepared=rig.asked.variant == "replica")
             low, high = list(range(half)), list(range(half, rig.asked.workers))
             plan = (
@@ -303,23 +253,23 @@ def _handover(rig: Killing) -> Found:
             )
             asked_at = time.monotonic()
             handle = running.apply(plan)
+
+            def over(handle: Any = handle) -> bool:
+                """Whether two epochs have been committed after it."""
+                outcome = handle.outcome if rig._gathered(running, seen) else None
+                return outcome is not None and outcome.over and max(list(commits)) >= outcome.last + 2
+
+            rig._until(running, over)
             outcome = handle.wait(_WAIT_S)
-            rig._flow(running, seen, 3.0)
             ended = commits[outcome.last]
-            ordered = sorted(commits.values())
-            gaps = [(b, b - a) for a, b in itertools.pairwise(ordered)]
-            during = [gap for at, gap in gaps if asked_at < at <= ended]
-            length = ended - asked_at
-            before = [gap for at, gap in gaps if asked_at - max(length, rig.asked.hold_s) < at <= asked_at]
+            rig._flow(running, seen, max(3.0, missing_s(settled_at, asked_at, ended)))
             legs.append({
-                "bytes": plan.bytes, "rounds": len(plan.rounds), "state": outcome.state, "seconds": length,
-                "stall_s": max(during, default=0.0), "steady_s": max(before, default=0.0),
-                "cut_over_s": next((gap for at, gap in gaps if at == ended), 0.0),
-                "usual_s": statistics.median([gap for at, gap in gaps if asked_at - rig.asked.hold_s < at <= asked_at]),
+                "bytes": plan.bytes, "rounds": len(plan.rounds), "state": outcome.state, "seconds": ended - asked_at,
+                **stalls_of(list(commits.values()), settled_at, asked_at, ended),
                 "parts_ms": seen[outcome.last].parts_ms if outcome.last in seen else {},
                 "usual_parts_ms": _usual([f.parts_ms for number, f in seen.items() if number < outcome.began][-12:]),
                 "fetched": sum(f.fetched_bytes for number, f in seen.items() if number >= outcome.began),
-                "breakdown": told_of(running, handle.number),
+                "breakdown": breakdown(running, [handle.number]),
             })  # fmt: skip
             rig.step(rig.asked.kills + 3)
         handed = feed.end()
@@ -332,12 +282,6 @@ def _handover(rig: Killing) -> Found:
 
 def _usual(parts: Sequence[dict[str, float]]) -> dict[str, float]:
     return {name: statistics.median(each.get(name, 0.0) for each in parts) for name in parts[0]} if parts else {}
-
-
-def told_of(running: Any, number: int) -> Found:
-    """What a query tells of where the time of a migration went."""
-    [past] = [past for past in running.history() if past.number == number]
-    return dataclasses.asdict(past.breakdown)
 
 
 def run_spark(asked: Recovery, folder: Path) -> Found:
@@ -366,18 +310,13 @@ def run_spark(asked: Recovery, folder: Path) -> Found:
         def rows() -> list[list[Any]]:
             return commits_of(reports(query)[skipped:], clock + feed.start, feed.per_tick)
 
-        context: Any = spark.sparkContext._jsc.sc()
         for _ in range(asked.kills):
             flow(query, asked.warm_s)
             until(query, lambda: settled(rows(), feed.rate) and len(executors(spark)) == asked.workers)
             flow(query, asked.hold_s)
             steady = [b[4] - a[4] for a, b in zip(rows()[-8:], rows()[-7:], strict=False)]
-            victim, process = sorted(executors(spark).items())[0]
-            killed = time.monotonic()
-            os.kill(process, signal.SIGKILL)
-            while victim in str(context.getExecutorIds().mkString(",")).split(","):
-                time.sleep(0.01)
-            detected = time.monotonic() - feed.start
+            killed, noticed = kill(spark, min(executors(spark)))
+            detected = noticed - feed.start
             usual = statistics.median(row[4] - row[3] for row in rows()[-8:])
 
             def without(row: list[Any], detected: float = detected, usual: float = usual) -> bool:
@@ -387,7 +326,7 @@ def run_spark(asked: Recovery, folder: Path) -> Found:
             after = next(filter(without, rows()))
             before = max(row[4] for row in rows() if row[4] < after[4])
             kills.append({
-                "slots": 1, "noticed_s": detected + feed.start - killed, "recovery_s": after[4] - detected,
+                "slots": 1, "noticed_s": noticed - killed, "recovery_s": after[4] - detected,
                 "stall_s": after[4] - before, "steady_s": max(steady, default=0.0), "attempts": 1, "fetched": 0,
                 "parts_ms": {}, "at": killed - feed.start,
             })  # fmt: skip
@@ -400,7 +339,10 @@ def main() -> None:
     """Runs the trial that the first argument describes, in the current directory."""
 
     def run() -> Found:
-        asked = Recovery(**json.loads(sys.argv[1]))
+        given = json.loads(sys.argv[1])
+        if "query" in given:
+            return run_nexmark(Reconfiguration(**given), Path.cwd())
+        asked = Recovery(**given)
         return (run_spark if asked.variant == "spark" else run_millstream)(asked, Path.cwd())
 
     serve(run)

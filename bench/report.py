@@ -38,6 +38,7 @@ class Target:
     limit: float
     aim: float
     ratio: Callable[[Part, Sequence[Run]], float]
+    unit: str = "x"
 
 
 @dataclass(frozen=True, slots=True)
@@ -247,11 +248,29 @@ def targets_table(judged: Sequence[Judgement], title: str = "Targets") -> Table:
     table.add_column("verdict")
     for item in judged:
         sign = "≥" if item.target.at_least else "≤"
-        found = "" if item.found is None else ratio_text(item.found)
+        unit = item.target.unit
+        found = "" if item.found is None else ratio_text(item.found).removesuffix("x") + unit
         verdict = Text(item.verdict[:200], style=_STYLES.get(item.verdict, "red"))
-        limit, aim = f"{sign} {item.target.limit:g}x", f"{sign} {item.target.aim:g}x"
+        limit, aim = f"{sign} {item.target.limit:g}{unit}", f"{sign} {item.target.aim:g}{unit}"
         table.add_row(item.target.text, found, limit, aim, verdict)
     return table
+
+
+SPENDING = ("scheduling", "preparing", "fetching", "loading", "in cache", "from replicas", "from store", "ahead")
+"""The columns of `spending_cells`."""
+
+
+def spending_cells(parts: Sequence[dict[str, Any]]) -> list[str]:
+    """Where the time of several changes went and where their bytes came from (see `bench.standstills`); medians.
+
+    >>> times = {"scheduling_s": 0.02, "preparing_s": 7.5, "fetching_s": 0.0, "loading_s": 0.04}
+    >>> print(*spending_cells([{**times, "sources": {"cache": 1_000_000}}]), sep=", ")
+    0.02 s, 7.50 s, 0.00 s, 0.04 s, 1.0 MB, 0.0 MB, 0.0 MB, 0.0 MB
+    """
+    times = (statistics.median(part[f"{name}_s"] for part in parts) for name in SPENDING[:4])
+    names = ("cache", "replica", "store", "ahead")
+    sizes = (statistics.median(part["sources"].get(name, 0) for part in parts) for name in names)
+    return [*(f"{time:.2f} s" for time in times), *(f"{size / 1e6:,.1f} MB" for size in sizes)]
 
 
 def ratio_text(ratio: float) -> str:

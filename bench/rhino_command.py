@@ -26,13 +26,9 @@ QUICK = {"queries": ("nbq8",), "variants": ("prepared", "store"), "workers": 2, 
 
 def options(variants: Sequence[str], rate: float) -> list[click.Option]:
     """The options of all three."""
-    mega = ", ".join(f"{size} for {query}" for query, size in SIZES_MB.items())
     return [
-        named("queries", NAMES, "The queries to run, with commas."),
+        *queries(),
         named("variants", variants, "What is compared: replicas and prepared moves, or the store alone."),
-        click.Option(
-            ["--state-mb"], type=click.IntRange(1), default=None, help=f"The size of the state [default: {mega}]"
-        ),
         click.Option(
             ["--strategy"],
             default="all-at-once",
@@ -54,6 +50,15 @@ def options(variants: Sequence[str], rate: float) -> list[click.Option]:
     ]
 
 
+def queries(which: str = "") -> list[click.Option]:
+    """The options for queries and the size of their state; `which` says of what, if not of all trials."""
+    mega = ", ".join(f"{size} for {query}" for query, size in SIZES_MB.items())
+    return [
+        named("queries", NAMES, f"The queries to run{which}, with commas."),
+        click.Option(["--state-mb"], type=click.IntRange(1), help=f"The size of the state{which} [default: {mega}]"),
+    ]
+
+
 def _strategy(context: click.Context, parameter: click.Parameter, value: str) -> str:
     kind, _, count = value.partition(":")
     if value not in ("all-at-once", "fluid", "matched") and not (kind == "batched" and count.isdigit() and int(count)):
@@ -65,7 +70,7 @@ def trials(asked: dict[str, Any], kinds: Sequence[str]) -> list[Reconfiguration]
     """The trials of a round."""
     if asked["workers"] % 2:
         raise click.BadParameter(f"{asked['workers']} is odd", param_hint="--workers")
-    names = ("strategy", "bins", "rate", "workers", "limit", "warm_s", "hold_s", "levels", "step_s")
+    names = ("strategy", "bins", "rate", "workers", "limit", "warm_s", "hold_s", "levels", "step_s", "kills", "network")
     given = {name: asked[name] for name in names if name in asked}
     return [
         Reconfiguration(

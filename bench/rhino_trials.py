@@ -4,6 +4,7 @@
     up       from as many slots as executors to twice as many, on the same executors (the paper's section 5.4.1)
     balance  half of the bins of half of the slots have gone to the others, and come back (5.4.2)
     rates    the rate goes up and down in steps; on the way all of one slot goes to the others (5.5)
+    kill     an executor is killed, and again, and again (fault tolerance); `bench.recovery` runs these
 
 Variants
 --------
@@ -20,6 +21,7 @@ How it measures
   ticks of the feed it had; `bench.rhino_report` makes numbers of it.
 - With changing rates, the change comes at the same point of a period in every trial, and "steady" is the same part of
   the period before.
+- Recovery from a kill, and where the time and the bytes of a change went, is measured as in `bench.standstills`.
 - What workers fetch from the store, and what they take from each other, is limited: all of them together, as if they
   shared a wire.
 - The answer is checked at the end: every row that was produced, against Spark's own batch SQL.
@@ -30,10 +32,9 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import json
-import statistics
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -42,15 +43,14 @@ import millstream as ms
 from bench.contenders import Found, progress, serve
 from bench.modification_trials import Watched
 from bench.rhino_queries import EventFeed, Pace, workload
+from bench.standstills import breakdown, kill_one, ready
 from bench.trials import cluster, settled
 from millstream.control.nexmark_run import strategy_of
 from millstream.protocol.adaptation import Decision, Memory
 from millstream.protocol.survey import Facts
 
-KINDS = ("out", "up", "balance", "rates")
 VARIANTS = ("prepared", "store", "adapt")
 _WAIT_S = 900.0
-_LACKING = 8 << 20
 _AT = 0.25
 """Where in a period of changing rates the change comes: halfway up."""
 _STEPS = ("start", "fill", "warm", "change", "end", "check")
@@ -79,6 +79,9 @@ class Reconfiguration:
     hold_s: float
     levels: int = 1
     step_s: float = 10.0
+    kills: int = 1
+    network: bool = False
+    """Whether workers are on hosts of their own, with wires of 1 Gbit/s, which then limit what they give each other."""
 
     @property
     def pace(self) -> Pace:
@@ -117,7 +120,7 @@ class Changing(Watched):
     """A running query whose epochs' facts are kept."""
 
     def __init__(self, spark: Any, feed: EventFeed, asked: Reconfiguration, folder: Path) -> None:
-        self.asked, self.facts = asked, dict[int, Any]()
+        self.asked, self.facts, self.commits = asked, dict[int, Any](), dict[int, float]()
         self.gate = Gate(ms.Adaptive((ms.Balance(least_busy=0.0),)))
         each = asked.limit / asked.workers or None
         super().__init__(
@@ -130,7 +133,7 @@ class Changing(Watched):
             cache_dir=str(folder / "caches"),
             fetch_limit=each,
             replicas=0 if asked.variant == "store" else 1,
-            replicate_limit=each,
+            replicate_limit=None if asked.network else each,
             adapt=self.gate if asked.variant == "adapt" else False,
         )
 
@@ -144,12 +147,17 @@ class Changing(Watched):
 
         super().until(gathered)
 
-    def ready(self) -> bool:
-        """Whether all replicas are there."""
-        if self.asked.variant == "store":
-            return True
-        known = self.running.replicas()
-        return bool(known.groups) and all(known.groups.values()) and sum(known.lacking.values()) < _LACKING
+    def _observe(self, moment: str, epoch: int) -> None:
+        super()._observe(moment, epoch)
+        if moment == "committed":
+            self.commits[epoch] = time.monotonic()
+
+    def rest(self) -> None:
+        """Lets events flow until all workers have slots again, all replicas are there, and the query has settled."""
+        self.flow(self.asked.warm_s)
+        workers = self.asked.workers if self.asked.kind == "kill" else 1
+        self.until(lambda: ready(self.running, workers, self.asked.variant != "store"))
+        self.until(lambda: settled(self.rows(), self.feed.rate))
 
     def fetched_all(self, last: int) -> None:
         """Waits until some epochs after the last one of a change have fetched nothing: what a slot did not have comes
@@ -187,7 +195,7 @@ def run(asked: Reconfiguration, folder: Path) -> Found:
         times.append(time.monotonic())
         progress(len(times) - 1, len(_STEPS))
 
-    with cluster(asked.workers, folder) as spark:
+    with cluster(asked.workers, folder, network=asked.network) as spark:
         feed = EventFeed(spark, work, asked.pace)
         watched = Changing(spark, feed, asked, folder)
         running = watched.running
@@ -198,15 +206,13 @@ def run(asked: Reconfiguration, folder: Path) -> Found:
         step()
         watched.epochs.clear()
         feed.begin()
-        watched.flow(asked.warm_s)
-        watched.until(watched.ready)
-        watched.until(lambda: settled(watched.rows(), feed.rate))
+        watched.rest()
         step()
-        leg = _leg(watched)
+        found = _kills(watched) if asked.kind == "kill" else _leg(watched)
         step()
         ticks = feed.end()
         watched.until(lambda: watched.epochs[-1][2] >= ticks)
-        leg |= {"epochs": watched.rows(), "rate": feed.rate}
+        found |= {"epochs": watched.rows(), "rate": feed.rate}
         feed.close()
         watched.until(lambda: watched.offset >= feed.offset)
         running.wait_epoch(running.epoch, _WAIT_S)
@@ -215,7 +221,8 @@ def run(asked: Reconfiguration, folder: Path) -> Found:
         rows = work.check(spark, feed, folder)
         step()
     took = {name: end - begun for name, (begun, end) in zip(_STEPS, itertools.pairwise(times), strict=True)}
-    return {"legs": [leg], "events": feed.position, "filled": work.fill, "rows": rows, "took_s": took}
+    measured = found if asked.kind == "kill" else {"legs": [found]}
+    return {**measured, "events": feed.position, "filled": work.fill, "rows": rows, "took_s": took}
 
 
 def _skew(watched: Changing) -> None:
@@ -228,6 +235,19 @@ def _skew(watched: Changing) -> None:
     running.apply(plan).wait(_WAIT_S)
 
 
+def _kills(watched: Changing) -> Found:
+    """Kills executors while events flow."""
+    kills = []
+    for turn in range(watched.asked.kills):
+        if turn:
+            watched.rest()
+        watched.flow(watched.asked.hold_s)
+        facts, start = watched.facts, watched.feed.start
+        kills.append(kill_one(watched.spark, watched.running, facts, watched.commits, watched.until, start))
+    watched.flow(watched.asked.hold_s)
+    return {"kills": kills}
+
+
 def _leg(watched: Changing) -> Found:
     """Measures the change."""
     asked, feed, running = watched.asked, watched.feed, watched.running
@@ -236,10 +256,9 @@ def _leg(watched: Changing) -> Found:
     if period:
         watched.flow(max(0.0, period - asked.hold_s))
         watched.flow((_AT * period - feed.now()) % period)
-    before = running.replicas()
     state_bytes = running.status().state_bytes
     text = "the query balances its own load"
-    began_s = feed.now()
+    epoch, began_s = running.epoch, feed.now()
     if asked.variant == "adapt":
         outcomes = _adapted(watched)
     else:
@@ -253,7 +272,6 @@ def _leg(watched: Changing) -> Found:
     last = max(outcome.last for outcome in outcomes)
     watched.until(lambda: any(row[0] == last for row in watched.epochs))
     ended_s = watched.committed_s(last)
-    after = running.replicas()
     watched.fetched_all(last)
     watched.flow(max(period, asked.hold_s, ended_s - began_s))
     rows = watched.rows()
@@ -271,8 +289,10 @@ def _leg(watched: Changing) -> Found:
             "text": text,
             "bytes": sum(outcome.bytes for outcome in outcomes),
             "rounds": sum(outcome.rounds for outcome in outcomes),
+            "epochs": last - epoch,
         },
-        "breakdown": breakdown(rows, outcomes, began_s, (before, after)),
+        "breakdown": breakdown(running, [outcome.number for outcome in outcomes]),
+        "later_bytes": sum(row[6] for row in rows if row[0] > last),
         "period_s": period,
         "memory": [],
         "state_bytes": state_bytes,
@@ -300,40 +320,6 @@ def _adapted(watched: Changing) -> list[Any]:
             watched.until(lambda handle=handle: handle.outcome is not None and handle.outcome.over)
         watched.flow(watched.asked.hold_s)
     return [running.handle(number).wait(_WAIT_S) for number in commands()]
-
-
-def breakdown(
-    rows: Sequence[Sequence[Any]], outcomes: Sequence[Any], began_s: float, replicas: tuple[Any, Any]
-) -> Found:
-    """Where the time of a change went, and where its bytes came from, in the words of Rhino's table 1.
-
-    - scheduling: from the command to the first epoch after it;
-    - preparing: from then to the first epoch that moves anything, while all goes on as before;
-    - fetching and loading: how much longer than those before the epochs ran that moved state, or fetched it later.
-
-    What the targets did not have to fetch inside these epochs was in their caches: of it, `replica` is what workers
-    have taken from each other since the command. `store` is what was fetched inside the epochs, and by agents.
-    """
-    # Of several rounds, the first is at most as early as the epoch that began the command, which may have waited.
-    first = min(each.last if each.rounds == 1 else each.began for each in outcomes)
-    last = max(each.last for each in outcomes)
-    planned = [row[3] for row in rows if row[3] >= began_s]
-    moving = [row for row in rows if first <= row[0] and (row[0] <= last or row[6])]
-    usual = statistics.median([row[5] for row in rows if row[4] <= began_s][-20:] or [0.0])
-    scheduled = min(planned, default=began_s)
-    begins = min((row[3] for row in moving), default=scheduled)
-    inside = sum(row[6] for row in moving)
-    before, after = replicas
-    return {
-        "scheduling_s": scheduled - began_s,
-        "preparing_s": max(0.0, begins - scheduled),
-        "loading_s": sum(max(0.0, row[5] - usual) for row in moving) / 1000,
-        "bytes": {
-            "cache": max(0, sum(each.bytes for each in outcomes) - inside),
-            "replica": after.given - before.given,
-            "store": inside + after.fetched - before.fetched,
-        },
-    }
 
 
 def main() -> None:

@@ -202,6 +202,10 @@ def _finish(
     benchmark: Benchmark, console: Console, facts: dict[str, Any], runs: Sequence[Run], folder: Path, name: str
 ) -> None:
     benchmark.show(console, runs, bool(facts.get("quick")))
+    if len(commits := facts.get("commits", ())) > 1:
+        told = ", ".join(commit[:12] for commit in dict.fromkeys(commits))
+        told = f"Files of {len(commits)} runs, of commit {told}: a ratio between files is not one within a run."
+        console.print(told, style="yellow", highlight=False)
     if benchmark.draw is not None:
         folder.mkdir(parents=True, exist_ok=True)
         for picture in benchmark.draw(runs, folder, name):
