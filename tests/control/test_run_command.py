@@ -22,6 +22,7 @@ def query(spark):
     made.source("words", words).key_by("word").count("count").sink("out", ms.Parquet({out!r}))
     return made
 
+policy = ms.Adaptive((ms.Balance(),))
 nothing = 3
 """
 
@@ -69,8 +70,11 @@ def test_a_query_runs_to_its_end_and_goes_on(spark: SparkSession, tmp_path: Path
     code, output = run(*arguments)
     assert code == 0, output
     assert "ran has ended after epoch 0" in output
+    assert "after epoch 0: " in output  # what was decided, if only to do nothing
     (tmp_path / "in" / "b.txt").write_text("the wheel\n")
-    code, output = run(*arguments)
+    code, output = run(
+        *arguments[:4], "--policy", "policy", "--checkpoint", str(tmp_path / "store" / "spark-checkpoint")
+    )
     assert code == 0, output
     assert "ran has ended after epoch 1" in output
     rows = spark.read.parquet(str(tmp_path / "out")).collect()
@@ -78,3 +82,9 @@ def test_a_query_runs_to_its_end_and_goes_on(spark: SparkSession, tmp_path: Path
     code, output = run(f"{file}:nothing", "--store", str(tmp_path / "store"))
     assert code == 1
     assert "'nothing' is int, expected a Query" in output
+    code, output = run(*arguments[:3], "--policy", "none")
+    assert code == 1
+    assert "has no 'none'; --policy names a policy" in output
+    code, output = run(*arguments[:3], "--policy", "nothing")
+    assert code == 1
+    assert "adapt=3" in output

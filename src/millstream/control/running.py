@@ -14,6 +14,7 @@ Rules
 
 from __future__ import annotations
 
+import json
 import logging
 import signal
 import threading
@@ -49,7 +50,7 @@ from millstream.protocol.steering import Ask
 from millstream.spark.checkpoint import offsets_digest, query_id
 from millstream.spark.frames import state_frame
 from millstream.spark.session import prepared_session
-from millstream.spark.sources import Sources, first_lines, only
+from millstream.spark.sources import Sources, backlog_of, first_lines, only
 from millstream.store.code import put_code
 from millstream.store.journal import Journal, history_at
 
@@ -183,6 +184,8 @@ class RunningQuery(Verbs):
             epoch = Epoch(batch_id)
             before = self._driver.last
             reading = list(self._reading)
+            if self._driver.adapter is not None:
+                self._driver.backlog = self._backlog()
             offsets = offsets_digest(self._spark, self._checkpoint, batch_id)
             self._driver.run_epoch(epoch, self._query_id, offsets, lambda wanted: only(frame, reading, wanted))
             if self._driver.last is not None and self._driver.last is not before:
@@ -200,6 +203,13 @@ class RunningQuery(Verbs):
             with self._between:
                 self._busy, self._epoch_thread = False, None
                 self._between.notify_all()
+
+    def _backlog(self) -> float:
+        try:
+            progress = self._spark_query.lastProgress
+        except AttributeError:  # the first epoch began before Spark's `start` was over
+            return 0.0
+        return backlog_of(json.loads(progress.json)["sources"]) if progress is not None else 0.0
 
     # -- beside it
 

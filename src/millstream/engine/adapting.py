@@ -73,9 +73,10 @@ class Adapter:
         loads: Mapping[str, bytes],
         busy: Mapping[str, float],
         cores: Mapping[str, float],
-        held: Mapping[int, Sequence[str]],
+        backlog: float = 0.0,
     ) -> None:
-        """Looks at an epoch. `loads` are the steps', `busy` is the share of its cores that each worker was at work."""
+        """Looks at an epoch. `loads` are the steps', `busy` is the share of its cores that each worker was at work, and
+        `backlog` how many epochs like the last one it takes to do what waits in the sources."""
         for step, data in loads.items():
             self._loads[step] = self._loads.get(step, Loads()).after(history.epoch, Load.unpack(data))
         moves = [outcome for outcome in history.outcomes.values() if outcome.state not in LIFE]
@@ -84,9 +85,10 @@ class Adapter:
             layout,
             {step: each for step, each in self._loads.items() if step in layout.tables},
             {worker: Worker(many, busy.get(worker, 0.0)) for worker, many in cores.items()},
+            backlog=backlog,
             moving=sum(not outcome.over for outcome in moves),
             asked=max(0, self._wanted - len(cores)) if history.epoch - self._since < WAITS else 0,
-            held=held,
+            held=layout.replicas,
             moved=[(outcome.last, outcome.bytes) for outcome in moves if outcome.over and outcome.last >= 0],
         )
         try:
@@ -120,8 +122,10 @@ def busy_of(
     reports: Sequence[Report], hosts: Mapping[int, str], cores: Mapping[str, float], took_s: float
 ) -> dict[str, float]:
     """The share of its cores that each worker was at work, from the CPU time of its tasks; `hosts` is by number of
-    task, `took_s` the time from one commit to the next."""
-    found: dict[str, float] = {}
+    task, `took_s` the time from one commit to the next. Routing goes wherever Spark likes: all have their share of it.
+    """
+    routed = sum(report.timings_ms.get("route", 0.0) for report in reports) / 1000 / max(1.0, sum(cores.values()))
+    found = {worker: routed * many for worker, many in cores.items()}
     for report in reports:
         worker = report.elsewhere or hosts.get(report.slot, "")
         found[worker] = found.get(worker, 0.0) + report.timings_ms.get("cpu", 0.0) / 1000

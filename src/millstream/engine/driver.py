@@ -18,7 +18,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
@@ -61,7 +61,7 @@ from millstream.protocol.manifest import Edit
 from millstream.protocol.migration import MigrationPlan
 from millstream.protocol.modification import Candidate, Modification, called, routed_on
 from millstream.protocol.routing import RoutingTable, Slot
-from millstream.protocol.steering import Facts, Outcome, Spent, Steering, leaving, remembered, steer
+from millstream.protocol.steering import Facts, Spent, Steering, draining, leaving, remembered, steer
 from millstream.protocol.time import NO_TIME, idle_sources
 from millstream.store.control_log import ControlLog
 from millstream.store.journal import Journal
@@ -213,6 +213,8 @@ class Driver:
         if options.adapt is not None:
             self.adapter = Adapter(options.adapt, self._send, executor.request, options.adapt_dry_run)
         self.last: EpochFacts | None = None
+        self.backlog = 0.0
+        """How many epochs like the last one it takes to do what waits in the sources; told by whoever knows them."""
         self._clock = clock
         self._since_ms = 0
         self._changing = threading.Lock()
@@ -358,7 +360,7 @@ class Driver:
             return verdict.reason
         oldest = Epoch(max(history.oldest, epoch - self.options.retain, 0))
         samples = next((report.samples for report in reports if report.samples), {})
-        groups = dict(self.replicator.groups) if self.replicator is not None else {}
+        replicas = self.replicator.holders() if self.replicator is not None else {}
         commit = Commit(
             epoch,
             plan.attempt,
@@ -376,7 +378,7 @@ class Driver:
             worth_keeping(samples, before.samples, epoch),
             verdict.loads,
             round((executed - started) * 1000),
-            None if groups == history.replicas else groups,
+            None if replicas == history.replicas else replicas,
             self._rates.told(self.replicator.taken() if self.replicator is not None else {}, history.rates),
             None if self.executor.placer.idle == history.idle else self.executor.placer.idle,
         )
@@ -429,9 +431,8 @@ class Driver:
         cores = {worker: many for worker, many in cores.items() if worker not in gone[0] | gone[1]}
         placed = {slot: worker for worker, slots in share.workers.items() for slot in slots}
         hosts = {number: placed.get(slot, "") for number, slot in enumerate(share.slots)}
-        held = self.replicator.groups if self.replicator is not None else {}
         layout = layout_of(self.journal.store_id, history)
-        adapter.after_commit(history, layout, commit.loads, busy_of(reports, hosts, cores, took_s), cores, held)
+        adapter.after_commit(history, layout, commit.loads, busy_of(reports, hosts, cores, took_s), cores, self.backlog)
 
     def _send(self, plan: MigrationPlan) -> int:
         return self.listener.log.send(plan.verb, plan, self.journal.history.control)
@@ -633,14 +634,8 @@ def layout_of(store_id: str, history: History) -> Layout:
         history.took_ms / 1000,
         history.rates,
         history.idle,
+        history.written,
     )
-
-
-def draining(outcomes: Iterable[Outcome], generation: int) -> tuple[frozenset[str], frozenset[str]]:
-    """The workers that are being emptied, and those that have been, by this driver."""
-    mine = [outcome for outcome in outcomes if outcome.drains and outcome.generation == generation]
-    closing = frozenset(outcome.drains for outcome in mine if outcome.state == "running")
-    return closing, frozenset(outcome.drains for outcome in mine if outcome.state == "done")
 
 
 def _share(tables: Mapping[str, RoutingTable], placed: Mapping[int, str]) -> Share:

@@ -82,7 +82,7 @@ class Handover:
             for move in moves
         ]
         targets = sorted({move.target for move in ahead})
-        brings = brought(ahead, self._placer.placed, self._replicator.groups)
+        brings = brought(ahead, self._placer.placed, history.replicas)
         placed = self._placer.promise(targets, closing, closed, brings) if near else {}
         coming: dict[str, Coming] = {}
         for number, plan in sorted(plans.items()):

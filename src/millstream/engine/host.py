@@ -46,7 +46,7 @@ from millstream.model.letters import DEAD_LETTER
 from millstream.model.times import times_of
 from millstream.protocol.epochs import Damage, Report
 from millstream.protocol.manifest import Family
-from millstream.protocol.statistics import Load, cells_of
+from millstream.protocol.statistics import Load, cell_bits, cells_of
 from millstream.protocol.time import END_OF_TIME, Mark, SourceClock, advanced, least_mark, seen_together, step_watermark
 from millstream.store.held import Traffic
 from millstream.store.objects import ObjectStore
@@ -61,8 +61,6 @@ CHECK_AHEAD_S = 0.02
 """How long a task goes on checking what its worker may need."""
 CHECK_COMING_S = 0.05
 """The same, where something is about to move there."""
-LOAD_BITS = 10
-"""A commit has the load of each step in at most 2^10 parts of the key space."""
 
 
 @dataclass(slots=True)
@@ -109,7 +107,8 @@ def host(
     received = sorted((part for _, parts in decoded for part in parts), key=lambda part: part.order)
     report = Report(mine.slot, receipts, level=level, clocks=clocks, watermarks=reached)
     if level == 1 and mine.slot == 0:
-        report = replace(report, samples=_samples([head for head, _ in decoded]))
+        routed = sum(head.cpu_ms for head, _ in decoded)
+        report = replace(report, samples=_samples([head for head, _ in decoded]), timings_ms={"route": routed})
     if here.worker and here.worker != mine.worker:
         report = replace(report, elsewhere=here.worker)
         if 0 <= mine.patience < _lacking(spec, level, mine, store):
@@ -266,7 +265,7 @@ def _run_level(
         records=done.records,
         late=done.late,
         passed=done.passed,
-        timings_ms={"steps": (ended - began) * 1000, "cpu": busy * 1000, **_cost(traffic)},
+        timings_ms={**report.timings_ms, "steps": (ended - began) * 1000, "cpu": busy * 1000, **_cost(traffic)},
         read={name: size for name, size in sizes.items() if size},
         dead_letters=done.dead_letters,
         loads=done.loads,
@@ -280,7 +279,7 @@ def _load(grouped: Grouped, bin_bits: int, size: int, micros: int) -> bytes:
         counts += part.count()
     for due in grouped.due.values():
         counts += np.bincount(due.places, minlength=len(counts))
-    return Load.of(cells_of(grouped.hashes, min(bin_bits, LOAD_BITS), counts), size, micros).pack()
+    return Load.of(cells_of(grouped.hashes, cell_bits(bin_bits), counts), size, micros).pack()
 
 
 def _cost(read: Traffic) -> dict[str, float]:

@@ -53,7 +53,7 @@ class Head(msgspec.Struct, frozen=True, array_like=True):
     """Who sent a payload (level, then number among its producers), the receipt, and what is in it.
 
     `seen` is what a map task saw of event times; `watermarks` are those of sources and steps, as a host knows them.
-    `samples` are a few records of each source that a map task read; the first slot gets them.
+    `samples` are a few records of each source that a map task read, `cpu_ms` its CPU time; the first slot gets both.
     """
 
     producer: str
@@ -63,6 +63,7 @@ class Head(msgspec.Struct, frozen=True, array_like=True):
     seen: dict[str, SeenTimes] = {}
     watermarks: dict[str, Mark] = {}
     samples: dict[str, bytes] = {}
+    cpu_ms: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,9 +100,11 @@ def encode(
     watermarks: Mapping[str, Mark] | None = None,
     inline_limit: int = INLINE_LIMIT,
     samples: Mapping[str, bytes] | None = None,
+    cpu_ms: float = 0.0,
 ) -> Iterator[bytes]:
     """The payload of each slot, in order of slots; `reports` by the slot that gets them."""
-    return map(b"".join, buffers(parts, producer, store, maker, reports, seen, watermarks, inline_limit, samples))
+    found = buffers(parts, producer, store, maker, reports, seen, watermarks, inline_limit, samples, cpu_ms)
+    return map(b"".join, found)
 
 
 def buffers(
@@ -114,6 +117,7 @@ def buffers(
     watermarks: Mapping[str, Mark] | None,
     inline_limit: int,
     samples: Mapping[str, bytes] | None = None,
+    cpu_ms: float = 0.0,
 ) -> Iterator[list[bytes | memoryview]]:
     """The payload of each slot, as buffers that need only be joined."""
     times = dict(seen or {}), dict(watermarks or {})
@@ -134,7 +138,8 @@ def buffers(
                 sections.append(Section(part.lane, part.producer, body.size))
                 bodies.append(memoryview(body))
         told, shown = list((reports or {}).get(slot, ())), dict(samples or {}) if slot == 0 else {}
-        head = msgspec.msgpack.encode(Head(producer, receipt, sections, told, *times, shown))
+        spent = 0.0 if slot else cpu_ms
+        head = msgspec.msgpack.encode(Head(producer, receipt, sections, told, *times, shown, spent))
         padding = bytes(-len(head) % 8)  # so that columns of 8-byte values are aligned
         yield [len(head).to_bytes(8, "little"), head, padding, *bodies]
 

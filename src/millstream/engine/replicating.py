@@ -15,6 +15,7 @@ Rules
 from __future__ import annotations
 
 import logging
+import math
 import threading
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -29,6 +30,7 @@ from millstream.protocol.handover import Coming
 from millstream.protocol.keyspace import Range, clip, coalesce
 from millstream.protocol.manifest import Manifest, Piece
 from millstream.protocol.replication import (
+    SLACK,
     Groups,
     Order,
     Progress,
@@ -39,6 +41,7 @@ from millstream.protocol.replication import (
     upstream,
 )
 from millstream.protocol.routing import RoutingTable
+from millstream.protocol.steering import draining
 
 EVERY_S = 0.1
 """How often workers are asked how far they are, while they lack something."""
@@ -145,6 +148,7 @@ class Replicator:
         self._troubles: dict[str, str] = {}
         self._warming: dict[tuple[int, str], float] = {}
         self._through: dict[int, dict[str, set[str]]] = {}  # by epoch and worker, the segments that it was sent
+        self._by_load = False  # whether groups have gone by load, so that they are not to go by bytes again
         self.groups: Groups = {}
 
     @property
@@ -275,6 +279,20 @@ class Replicator:
         older = [piece for piece in pieces if piece.segment.order < history.epoch - LAG]
         return self._bytes(key, coming.worker, pieces), self._bytes(key, coming.worker, older)
 
+    def holders(self) -> Groups:
+        """The members of each slot's group that have its state as of the last commit, but for about as much as the last
+        epochs have written, or a few bytes. Others were only asked to hold it."""
+        history = self._history
+        if history is None:
+            return {}
+        shares, found = self._pieces(history), {}
+        sizes = {slot: sum(piece.bytes for piece in pieces) for slot, pieces in shares.items()}
+        written = (1 + LAG) * history.written / max(1, sum(sizes.values()))
+        for slot, members in self.groups.items():
+            few, pieces = max(FEW, written * sizes.get(slot, 0)), shares.get(slot, [])
+            found[slot] = tuple(worker for worker in members if self._bytes(f"slot {slot}", worker, pieces) <= few)
+        return found
+
     def has_made(self, slot: int, recipe: Recipe) -> bool:
         """Whether all who need what came out of a compaction for a slot have it, as far as that can be expected: its
         replicas, and whoever has some of its ranges by now, or is about to."""
@@ -399,9 +417,17 @@ class Replicator:
         usable = {worker: host for worker, host in hosts.items() if worker in self._addresses}
         for worker in set(placed.values()) & set(hosts):  # its slots have replicas, even if it has no agent
             usable.setdefault(worker, hosts[worker])
-        groups = replica_groups(sizes, placed, usable, self._count, self.groups)
+        leaving: frozenset[str] = frozenset().union(*draining(history.outcomes.values(), history.generation))
+        groups = replica_groups(
+            sizes, placed, usable, self._count, self.groups, leaving, math.inf if self._by_load else SLACK
+        )
         known = self._loads.taken() if self._loads is not None else {}
-        self.groups = by_load(groups, placed, usable, known) if known else groups
+        self._by_load = self._by_load or bool(known)
+        self.groups = (
+            by_load(groups, placed, {w: host for w, host in usable.items() if w not in leaving}, known)
+            if known
+            else groups
+        )
         with self._lock:
             coming = dict(self._coming)
         complete = True

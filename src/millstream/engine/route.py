@@ -10,6 +10,7 @@ Rules
 
 from __future__ import annotations
 
+import time
 import traceback
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
@@ -39,7 +40,7 @@ def route(
 
     If the function of a map fails, a report of level 0 says so, and the payloads are empty.
     """
-    name = f"0.{producer}"
+    name, began = f"0.{producer}", time.thread_time()
     parts: Parts = [[] for _ in range(task.slot_count)]
     waiting: dict[str, list[pa.RecordBatch]] = {}
     seen: dict[str, list[SeenTimes]] = {}
@@ -60,7 +61,8 @@ def route(
         return encode([[] for _ in parts], name, store, task.maker, {0: [report]})
     rules = rules_of(spec.graph)
     together = {source: seen_together(all_, rules[source].percentile is not None) for source, all_ in seen.items()}
-    return encode(parts, name, store, task.maker, seen=together, samples=samples)
+    spent = (time.thread_time() - began) * 1000
+    return encode(parts, name, store, task.maker, seen=together, samples=samples, cpu_ms=spent)
 
 
 def _flush(

@@ -102,7 +102,7 @@ def by_protocol(
     if several and any(plan.rounds):
         if near is not None:
             plans["cpa"] = plans["cpal"] = near()
-        measured = Measured(layout.epoch_s or 1.0, layout.fetch_rate, layout.give_rate, _written(layout))
+        measured = Measured(layout.epoch_s or 1.0, layout.fetch_rate, layout.give_rate, layout.written)
         total = _total(layout)
         found = {name: cost(each, name, measured, total, _held(each, layout, name)) for name, each in plans.items()}
         if plan.stall_bytes > 0.01 * measured.fetch_rate:  # else there is nothing to choose between
@@ -114,12 +114,6 @@ def by_protocol(
 
 def _total(layout: Layout) -> int:
     return sum(segment.bytes for segment in layout.manifest.segments())
-
-
-def _written(layout: Layout) -> float:
-    """The bytes of the newest segments: about what an epoch writes."""
-    newest = max((segment.order for segment in layout.manifest.segments()), default=0)
-    return float(sum(segment.bytes for segment in layout.manifest.segments() if segment.order == newest))
 
 
 def _held(plan: MigrationPlan, layout: Layout, protocol: str) -> float:

@@ -124,7 +124,7 @@ class Commit:
     took_ms: int = 0
     """How long the epoch took, from its first plan to this."""
     replicas: dict[int, tuple[str, ...]] | None = None
-    """The workers that hold replicas of each slot, told only when that has changed."""
+    """The workers that hold replicas of each slot, but for what was just written; told only when that has changed."""
     rates: dict[str, float] | None = None
     """The bytes in a second that a worker has been seen to get from the `store`, and from another as a `replica`; told
     only when they are others than before."""
@@ -187,6 +187,8 @@ class History:
     replicas: dict[int, tuple[str, ...]] = field(default_factory=dict)
     rates: dict[str, float] = field(default_factory=dict)
     idle: tuple[str, ...] = ()
+    written: int = 0
+    """The bytes of state that an epoch writes: a mean, in which recent epochs count more."""
     tried: dict[int, int] = field(default_factory=dict)
     """How often the first epoch of a modification that is under way has been planned, by the command's number."""
 
@@ -292,12 +294,17 @@ class History:
             replicas=self.replicas if commit.replicas is None else commit.replicas,
             rates=self.rates if commit.rates is None else commit.rates,
             idle=self.idle if commit.idle is None else commit.idle,
+            written=_mean(self.written, sum(segment.bytes for segment in commit.added)),
             tried={
                 number: count
                 for number, count in self.tried.items()
                 if number in outcomes and not outcomes[number].over
             },
         )
+
+
+def _mean(before: int, now: int) -> int:
+    return (before + now) // 2 if before else now
 
 
 def planned_manifest(history: History, plan: Plan) -> tuple[Manifest, tuple[str, ...]]:

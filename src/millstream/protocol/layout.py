@@ -35,6 +35,8 @@ class Layout:
     """The bytes in a second that a worker was seen to get from the `store`, and from another as a `replica`."""
     idle: Collection[str] = ()
     """The workers that have no slots."""
+    written: int = 0
+    """The bytes of state that an epoch writes, of all slots."""
 
     @property
     def workers(self) -> set[str]:

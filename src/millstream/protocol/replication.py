@@ -6,7 +6,7 @@ Rules
   are others enough on other hosts; and its members are on different hosts, as far as there are that many.
 - Workers are filled as bins are packed: the largest slots first, each to the workers with the fewest bytes of replicas.
 - As little as possible moves: a member stays while its worker is there and may be a member, unless that worker has more
-  than `SLACK` times its share, and another has room.
+  than `SLACK` times its share, and another has room. One that is being drained is a member of nothing.
 - By load (`by_load`), members go where load falls when that of the slot rises, so that what has to leave a worker that
   has too much of it finds its state where there is room; as far as that is worth the transfers (see `allocation`).
 - A slot whose worker is gone keeps the members that it has, and gets no others, until it has a worker again: they are
@@ -17,7 +17,7 @@ Rules
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -39,36 +39,46 @@ def replica_groups(
     hosts: Mapping[str, str],
     count: int,
     before: Mapping[int, Sequence[str]],
+    leaving: Collection[str] = (),
+    slack: float = SLACK,
 ) -> Groups:
     """The group of every slot: `count` members, or as many as there can be.
 
-    `sizes` are the bytes of each slot, `placed` where each runs, `hosts` where each worker is.
+    `sizes` are the bytes of each slot, `placed` where each runs, `hosts` where each worker is; those that are `leaving`
+    are no members where there are two others.
 
     >>> replica_groups({0: 5, 1: 3, 2: 2}, {0: "a", 1: "b", 2: "c"}, {"a": "x", "b": "x", "c": "y"}, 1, {})
     {0: ('c',), 1: ('c',), 2: ('a',)}
     """
-    workers = sorted(hosts)
+    staying = sorted(set(hosts) - set(leaving))
+    workers = staying if len(staying) > 1 else sorted(hosts)
+    rooms = {hosts[worker] for worker in workers}
     slots = sorted((slot for slot in placed if placed[slot] in hosts), key=lambda slot: (-sizes.get(slot, 0), slot))
-    many = max(0, min(count, len(workers) - 1))
-    total = sum(max(1, sizes.get(slot, 0)) for slot in slots) * many
-    bound = SLACK * total / max(1, len(workers)) + max((sizes.get(slot, 0) for slot in slots), default=0)
+    total = sum(max(1, sizes.get(slot, 0)) for slot in slots) * min(count, max(0, len(workers) - 1))
+    bound = slack * total / max(1, len(workers)) + max((sizes.get(slot, 0) for slot in slots), default=0)
     load = dict.fromkeys(workers, 0)
     groups: dict[int, list[str]] = {}
     for slot in slots:
         size = max(1, sizes.get(slot, 0))
         groups[slot] = []
+        many = max(0, min(count, len(workers) - (placed[slot] in load)))
         for worker in before.get(slot, ()):
-            fits = worker in hosts and worker != placed[slot] and load[worker] + size <= bound
-            if fits and len(groups[slot]) < many and not _crowded(worker, slot, placed, groups[slot], hosts):
+            fits = worker in load and worker != placed[slot] and load[worker] + size <= bound
+            if fits and len(groups[slot]) < many and not _crowded(worker, slot, placed, groups[slot], hosts, rooms):
                 groups[slot].append(worker)
                 load[worker] += size
     for slot in slots:
         size = max(1, sizes.get(slot, 0))
+        many = max(0, min(count, len(workers) - (placed[slot] in load)))
         while len(groups[slot]) < many:
             free = [worker for worker in workers if worker != placed[slot] and worker not in groups[slot]]
             chosen = min(
                 free,
-                key=lambda worker: (_crowded(worker, slot, placed, groups[slot], hosts), load[worker], _number(worker)),
+                key=lambda worker: (
+                    _crowded(worker, slot, placed, groups[slot], hosts, rooms),
+                    load[worker],
+                    _number(worker),
+                ),
             )
             groups[slot].append(chosen)
             load[chosen] += size
@@ -114,10 +124,17 @@ def by_load(
     return {slot: better.get(slot, tuple(members)) for slot, members in groups.items()}
 
 
-def _crowded(worker: str, slot: int, placed: Mapping[int, str], group: Sequence[str], hosts: Mapping[str, str]) -> bool:
-    """Whether a worker's host has the slot, or a replica of it, while another worker's host has neither."""
+def _crowded(
+    worker: str,
+    slot: int,
+    placed: Mapping[int, str],
+    group: Sequence[str],
+    hosts: Mapping[str, str],
+    rooms: Collection[str],
+) -> bool:
+    """Whether a worker's host has the slot, or a replica of it, while another of these hosts has neither."""
     taken = {hosts[placed[slot]], *(hosts[member] for member in group if member != worker)}
-    return hosts[worker] in taken and any(host not in taken for host in hosts.values())
+    return hosts[worker] in taken and any(host not in taken for host in rooms)
 
 
 def _number(worker: str) -> tuple[int, str]:

@@ -18,7 +18,7 @@ Rules
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -613,3 +613,10 @@ def _misplaced(step: str, table: RoutingTable, moves: Sequence[Move], rounds: Se
     move = moves[first]
     where = ", ".join(map(str, np.unique(found[mover == first]).tolist()[:8]))
     return f"round {rounds[first]} takes {move.range} of step {step!r} from slot {move.origin}: it is at {where}"
+
+
+def draining(outcomes: Iterable[Outcome], generation: int) -> tuple[frozenset[str], frozenset[str]]:
+    """The workers that are being emptied, and those that have been, by this driver."""
+    mine = [outcome for outcome in outcomes if outcome.drains and outcome.generation == generation]
+    closing = frozenset(outcome.drains for outcome in mine if outcome.state == "running")
+    return closing, frozenset(outcome.drains for outcome in mine if outcome.state == "done")

@@ -13,7 +13,8 @@ Rules
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import json
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import pyarrow as pa
@@ -217,3 +218,37 @@ def _check_bounded(name: str, frame: DataFrame) -> None:
             "whole backlog. Set one on the reader (maxOffsetsPerTrigger for Kafka, maxFilesPerTrigger or "
             "maxBytesPerTrigger for files), or insist with query.source(..., unbounded=True)"
         )
+
+
+def backlog_of(sources: Iterable[Mapping[str, Any]]) -> float:
+    """How many epochs like the last one it takes to read what waits in the sources, from Spark's report of it: the most
+    that any of them needs. Offsets are taken to be evenly far apart. Sources that do not tell the latest, or that gave
+    nothing, as the ticker, count as read.
+
+    >>> at = lambda *numbers: json.dumps({"topic": dict(enumerate(numbers))})
+    >>> told = {"startOffset": at(0, 50), "endOffset": at(100, 150), "latestOffset": at(400, 250)}
+    >>> backlog_of([{**told, "numInputRows": 200}]), backlog_of([{**told, "numInputRows": 0}])
+    (2.0, 0.0)
+    """
+    found = 0.0
+    for source in sources:
+        start, end, latest = (_numbers(source.get(f"{name}Offset")) for name in ("start", "end", "latest"))
+        read = sum(max(0.0, end[at] - start.get(at, 0.0)) for at in end)
+        left = sum(max(0.0, latest[at] - end.get(at, 0.0)) for at in latest)
+        if read and source.get("numInputRows"):
+            found = max(found, left / read)
+    return found
+
+
+def _numbers(offset: Any, at: str = "") -> dict[str, float]:
+    """The numbers in an offset, by where they stand."""
+    if isinstance(offset, str):
+        try:
+            offset = json.loads(offset)
+        except ValueError:
+            return {}
+    if isinstance(offset, dict):
+        return {where: n for name, each in offset.items() for where, n in _numbers(each, f"{at}.{name}").items()}
+    if isinstance(offset, int | float) and not isinstance(offset, bool):
+        return {at: float(offset)}
+    return {}

@@ -400,6 +400,7 @@ def _encode_history(history: History) -> bytes:
         "replicas": history.replicas,
         "rates": history.rates,
         "idle": history.idle,
+        "written": history.written,
     }
     return msgspec.json.encode(flat)
 
