@@ -7,6 +7,7 @@ Prints one JSON line with what happened.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import random
@@ -61,6 +62,18 @@ def agents(workers: dict[str, int]) -> dict[str, int]:
     return {of[words[4]]: process for process, words in processes(NAME.encode()).items() if words[4] in of}
 
 
+def family(process: int) -> list[int]:
+    """A process, and all that it and those have started."""
+    parents = {}
+    for path in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            parents[int(path.name)] = int((path / "stat").read_text().rsplit(")", 1)[1].split()[1])
+    found = [process]
+    for parent in found:
+        found += [child for child, known in parents.items() if known == parent]
+    return found
+
+
 def settled(running: ms.RunningQuery, workers: int) -> bool:
     facts = running.replicas()
     return (
@@ -92,6 +105,15 @@ def main(folder: Path, master: str) -> None:
     add_input(folder, rng, files=2)
     until(running, lambda: len(agents(executors(application))) == 3 and settled(running, 3))
     told["other agents"] = not set(victims.values()) & set(agents(executors(application)).values())
+
+    epoch, there = running.epoch, executors(application)
+    for process in {process for each in there.values() for process in family(each)[1:]} - {*agents(there).values()}:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(process, signal.SIGKILL)
+    add_input(folder, rng, files=2)
+    until(running, lambda: running.epoch > epoch + 1 and all_delivered(folder) and settled(running, 3))
+    told["fetched by other Python workers"] = sum(f.fetched_bytes for f in running.recent if f.epoch > epoch)
+    told["elsewhere"] = running.status().elsewhere
 
     epoch = running.epoch
     for slots in (6, 4):

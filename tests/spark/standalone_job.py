@@ -25,10 +25,21 @@ from millstream.spark import executor, population
 from three_levels import EVENTS, three_levels
 
 
+class Turns:
+    """A policy that is another one at times, or none."""
+
+    now: Any = None
+
+    def decide(self, facts: Any, memory: Any) -> tuple[ms.Decision, Any]:
+        return (ms.Decision("nothing"), memory) if self.now is None else self.now.decide(facts, memory)
+
+
 class Life:
     """One life of one query on a cluster."""
 
-    def __init__(self, cluster: Standalone, folder: Path, slots: int, settings: dict[str, str]) -> None:
+    def __init__(
+        self, cluster: Standalone, folder: Path, slots: int, settings: dict[str, str], adapt: Any = False
+    ) -> None:
         replicating.FEW = 0  # every byte counts: there are few
         self.cluster, self.folder, self.rng = cluster, folder, random.Random(1)
         both = {**cluster.settings(), **settings}
@@ -38,7 +49,7 @@ class Life:
         frame = self.spark.readStream.schema(EVENTS["events"]).option("maxFilesPerTrigger", 2)
         sinks = [ms.Parquet(str(folder / sink)) for sink in SINKS]
         query = three_levels("weak", origin=frame.parquet(str(folder / "in")), sinks=sinks)
-        self.running = query.start(self.spark, str(folder / "store"), slots=slots)
+        self.running = query.start(self.spark, str(folder / "store"), slots=slots, adapt=adapt)
         self.told: dict[str, Any] = {}
 
     def feed(self, files: int = 2) -> None:
@@ -133,7 +144,8 @@ def elastic(folder: Path) -> None:
 
 
 def allocation(folder: Path) -> None:
-    """With dynamic allocation: executors stay while the query needs them, one is asked for, and one is given back."""
+    """With dynamic allocation: executors stay while the query needs them. A policy asks for one more, as if there were
+    much to do, and another one gives one back."""
     allocated = {
         "spark.dynamicAllocation.enabled": "true",
         "spark.dynamicAllocation.initialExecutors": "2",
@@ -141,18 +153,27 @@ def allocation(folder: Path) -> None:
         "spark.dynamicAllocation.executorIdleTimeout": "3s",
     }
     with standalone(folder / "cluster", workers=3) as cluster:
-        life = Life(cluster, folder, 4, allocated)
+        turns = Turns()
+        life = Life(cluster, folder, 4, allocated, turns)
         told, running = life.told, life.running
         life.settle(2)
-        first, epoch = sorted(running.status().workers), running.epoch
+        epoch = running.epoch
 
-        told["asked for"] = running._driver.executor.request(1)
+        scale = ms.Scale(target=1e-4, high=2e-4, low=1e-5, persist=1, most_workers=3)
+        turns.now = ms.Adaptive((scale,), cooldown=1)
         life.feed()
         life.settle(3)
+        told["asked for"] = sum(each.decision.more for each in running.decisions())
         told["fetched by one more"] = life.fetched(epoch)
 
-        epoch, worker = running.epoch, first[0]
-        outcome = running.apply(running.plan_drain(worker, strategy=ms.Batched(1024, stall_s=0))).wait(120)
+        epoch, first = running.epoch, sorted(running.status().workers)
+        turns.now = ms.Adaptive((ms.GiveBack(target=1.0, cover=1.0, persist=1, least_workers=2),), cooldown=1)
+        life.feed()
+        until(running, lambda: any(each.decision.gives for each in running.decisions()))
+        [given] = [each for each in running.decisions() if each.decision.gives]
+        worker = given.decision.gives
+        until(running, lambda: any(each.number == given.command and each.over for each in running.commands()))
+        [outcome] = [each for each in running.commands() if each.number == given.command]
         told["drained"] = (outcome.state, outcome.empty_ms > 0, outcome.reason)
         told["fetched by draining"] = life.fetched(epoch)
         life.feed()

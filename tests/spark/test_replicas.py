@@ -1,6 +1,6 @@
-"""Replicas on real executors: agents that are killed are replaced, a prepared rescale fetches nothing inside an epoch,
-and the slots of an executor that is killed go on where their replicas are. Nothing is left behind, and results are
-those of a sequential run."""
+"""Replicas on real executors: agents and Python workers that are killed are replaced, a prepared rescale fetches
+nothing inside an epoch, and the slots of an executor that is killed go on where their replicas are. Nothing is left
+behind, and results are those of a sequential run."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ def test_replicas_outlive_agents_rescales_and_executors(tmp_path: Path) -> None:
     assert found["agents"] == 3, "one for each executor"
     assert found["given"] > 0, "they have given each other state"
     assert found["other agents"]
+    assert found["fetched by other Python workers"] == 0 or found["elsewhere"], "what was in the cache stays there"
     assert (found["rescaled to 6"], found["rescaled to 4"]) == ("done", "done")
     assert found["fetched by rescales"] == 0
     assert found["where replicas are"]

@@ -48,7 +48,7 @@ def test_a_cluster_that_grows_and_shrinks_costs_nothing_but_moves_of_slots(tmp_p
     assert left_behind(tmp_path) == []
 
 
-def test_dynamic_allocation_keeps_executors_with_slots_gives_more_and_takes_back_what_was_drained(
+def test_policies_ask_dynamic_allocation_for_executors_and_give_back_what_they_have_drained(
     tmp_path: Path,
 ) -> None:
     code, found, err = run(tmp_path, "-", "allocation", script=JOB)

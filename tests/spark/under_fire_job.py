@@ -27,7 +27,7 @@ from typing import Any, TypeVar
 
 from processes import SINKS, STATES, add_input, events_of
 from pyspark.sql import SparkSession
-from replicas_job import agents, executors, processes
+from replicas_job import agents, executors, family, processes
 
 import millstream as ms
 from millstream.engine import driver as driver_module
@@ -401,18 +401,6 @@ def remount(place: Path, size: int) -> bool:
     """Makes a disk larger or smaller; whether it could be."""
     command = ["mount", "-o", f"remount,size={size}", str(place)]
     return subprocess.run(command, capture_output=True, check=False).returncode == 0
-
-
-def family(process: int) -> list[int]:
-    """A process, and all that it and those have started."""
-    parents = {}
-    for path in Path("/proc").glob("[0-9]*"):
-        with contextlib.suppress(OSError):
-            parents[int(path.name)] = int((path / "stat").read_text().rsplit(")", 1)[1].split()[1])
-    found = [process]
-    for parent in found:
-        found += [child for child, known in parents.items() if known == parent]
-    return found
 
 
 def alive(wanted: Iterable[int]) -> list[int]:

@@ -55,7 +55,7 @@ from millstream.store.replica import Keeper
 from millstream.store.segments import SegmentCache
 
 LEASE_S = 60.0
-NICE = 10
+NICE = 5
 START_S = 30.0
 """How long an agent may take to begin."""
 CALL_S = 5.0
