@@ -68,7 +68,7 @@ def _strategy(context: click.Context, parameter: click.Parameter, value: str) ->
 
 def trials(asked: dict[str, Any], kinds: Sequence[str]) -> list[Reconfiguration]:
     """The trials of a round."""
-    if asked["workers"] % 2:
+    if asked["workers"] % 2 and set(kinds) != {"kill"}:
         raise click.BadParameter(f"{asked['workers']} is odd", param_hint="--workers")
     names = ("strategy", "bins", "rate", "workers", "limit", "warm_s", "hold_s", "levels", "step_s", "kills", "network")
     given = {name: asked[name] for name in names if name in asked}

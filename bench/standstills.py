@@ -147,6 +147,8 @@ def stalls_of(commits: Collection[float], settled_at: float, asked_at: float, en
 def breakdown(running: Any, numbers: Collection[int]) -> Found:
     """What a query tells of where the time and the bytes of some of its migrations went, all together."""
     told = [past.breakdown for past in running.history() if past.number in numbers and past.breakdown is not None]
+    if len(told) != len(numbers):
+        raise RuntimeError(f"of the migrations {sorted(numbers)} only {len(told)} have told where their time went")
     sources: Counter[str] = Counter()
     for each in told:
         sources.update(each.sources)

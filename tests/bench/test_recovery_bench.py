@@ -146,7 +146,9 @@ def test_the_breakdown_adds_up_what_a_query_tells_of_its_migrations() -> None:
         SimpleNamespace(number=3, breakdown=None),
         SimpleNamespace(number=4, breakdown=Breakdown(0.5, 1.0, 0.5, 0.25, {"replica": 5, "ahead": 1})),
     ]
-    assert standstills.breakdown(SimpleNamespace(history=lambda: told), [2, 3, 4]) == {
+    with pytest.raises(RuntimeError, match="only 2 have told"):
+        standstills.breakdown(SimpleNamespace(history=lambda: told), [2, 3, 4])
+    assert standstills.breakdown(SimpleNamespace(history=lambda: told), [2, 4]) == {
         "scheduling_s": 1.0, "preparing_s": 3.0, "fetching_s": 0.75, "loading_s": 1.25,
         "sources": {"cache": 10, "replica": 25, "ahead": 1},
     }  # fmt: skip

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import random
 from collections import Counter
 from dataclasses import replace
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import numpy as np
 import pyarrow as pa
 import pytest
 
 import millstream as ms
+from millstream.control.running import RunningQuery
 from millstream.control.start import _policy
 from millstream.engine.adapting import Adapter, busy_of
 from millstream.protocol.adaptation import Adaptive, Balance, Decision, Memory
@@ -165,3 +168,15 @@ def test_workers_that_are_asked_for_are_waited_for_and_routing_is_everybodys_wor
     reports = [Report(0, {}, timings_ms={"cpu": 300.0, "route": 400.0}), Report(1, {}, timings_ms={"cpu": 100.0})]
     busy = busy_of(reports, {0: "a", 1: "b"}, {"a": 1.0, "b": 1.0}, 1.0)
     assert busy == pytest.approx({"a": 0.5, "b": 0.3})
+
+
+def test_a_backlog_that_spark_cannot_tell_fails_no_query() -> None:
+    offsets = {"startOffset": {"a": 1}, "endOffset": {"a": 3}, "latestOffset": {"a": 9}}
+    told = SimpleNamespace(json=json.dumps({"sources": [offsets, {"startOffset": 4, "endOffset": 5}]}))
+    for query, expected in (
+        (SimpleNamespace(_spark_query=SimpleNamespace(lastProgress=told)), 3.0),
+        (SimpleNamespace(_spark_query=SimpleNamespace(lastProgress=None)), 0.0),
+        (SimpleNamespace(_spark_query=SimpleNamespace(lastProgress=SimpleNamespace(json="{}"))), 0.0),
+        (SimpleNamespace(), 0.0),
+    ):
+        assert RunningQuery._backlog(cast("Any", query)) == expected

@@ -112,8 +112,8 @@ def main(folder: Path, master: str) -> None:
             os.kill(process, signal.SIGKILL)
     add_input(folder, rng, files=2)
     until(running, lambda: running.epoch > epoch + 1 and all_delivered(folder) and settled(running, 3))
-    told["fetched by other Python workers"] = sum(f.fetched_bytes for f in running.recent if f.epoch > epoch)
-    told["elsewhere"] = running.status().elsewhere
+    ran = [facts for facts in running.recent if facts.epoch > epoch and not facts.elsewhere]
+    told["fetched by other Python workers"] = sum(facts.fetched_bytes for facts in ran)
 
     epoch = running.epoch
     for slots in (6, 4):

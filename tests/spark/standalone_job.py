@@ -11,6 +11,7 @@ import json
 import os
 import random
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +32,12 @@ class Turns:
     now: Any = None
 
     def decide(self, facts: Any, memory: Any) -> tuple[ms.Decision, Any]:
-        return (ms.Decision("nothing"), memory) if self.now is None else self.now.decide(facts, memory)
+        if self.now is None:
+            return ms.Decision("nothing"), memory
+        decision, memory = self.now.decide(facts, memory)
+        if decision.plan is not None:  # it may not fetch a byte inside an epoch
+            decision = replace(decision, plan=replace(decision.plan, budget=0))
+        return decision, memory
 
 
 class Life:
@@ -169,8 +175,8 @@ def allocation(folder: Path) -> None:
         epoch, first = running.epoch, sorted(running.status().workers)
         turns.now = ms.Adaptive((ms.GiveBack(target=1.0, cover=1.0, persist=1, least_workers=2),), cooldown=1)
         life.feed()
-        until(running, lambda: any(each.decision.gives for each in running.decisions()))
-        [given] = [each for each in running.decisions() if each.decision.gives]
+        until(running, lambda: any(each.decision.gives and each.command >= 0 for each in running.decisions()))
+        [given] = [each for each in running.decisions() if each.decision.gives and each.command >= 0]
         worker = given.decision.gives
         until(running, lambda: any(each.number == given.command and each.over for each in running.commands()))
         [outcome] = [each for each in running.commands() if each.number == given.command]

@@ -213,7 +213,8 @@ class Life:
     # -- handover under way
 
     def handover(self, party: str, moment: str) -> dict[str, Any]:
-        """State moves to a worker that lacks it; its target, its origin or this driver dies at a moment of that."""
+        """State moves to a worker that lacks it; its target, its origin or this driver dies at a moment of that.
+        Records go on coming, and if it was over before such a moment came, more moves."""
         origin, target = self._movable()
         known = {"origin": self.placed[origin], "target": self.placed[target]}
 
@@ -228,8 +229,19 @@ class Life:
 
         trap = self.trap = Trap(moment, "migration", kill)
         handle = self.running.apply(self._plan(origin, target))
+
+        def sprung() -> bool:
+            nonlocal handle
+            if not trap.sprung and self.counted():
+                self.feed()
+            if not trap.sprung and handle.outcome is not None and handle.outcome.over:
+                origin, target = self._movable()
+                known.update(origin=self.placed[origin], target=self.placed[target])
+                handle = self.running.apply(self._plan(origin, target))
+            return trap.sprung
+
         self.feed()
-        self.until("the moment", lambda: trap.sprung)
+        self.until("the moment", sprung)
         self.go_on()
         outcome = handle.wait(60)
         assert outcome.state == "done", outcome

@@ -205,11 +205,13 @@ class RunningQuery(Verbs):
                 self._between.notify_all()
 
     def _backlog(self) -> float:
+        """What Spark tells of the last epoch's sources. If it cannot, no query fails: there may be no stream yet."""
         try:
             progress = self._spark_query.lastProgress
-        except AttributeError:  # the first epoch began before Spark's `start` was over
+            return backlog_of(json.loads(progress.json)["sources"]) if progress is not None else 0.0
+        except Exception as error:
+            _LOG.debug("the backlog is not known: %s", error)
             return 0.0
-        return backlog_of(json.loads(progress.json)["sources"]) if progress is not None else 0.0
 
     # -- beside it
 

@@ -102,7 +102,9 @@ class ReplicaFacts:
     """What is known of a query's replicas. Made by `RunningQuery.replicas`."""
 
     groups: Groups = field(default_factory=dict)
-    """The workers that hold a replica of each slot, in the order of the chain."""
+    """The workers that hold a replica of each slot, or are about to, in the order of the chain; from elsewhere
+    (`Control.replicas`), only those that have the state of the last commit, but for a few megabytes or what the last
+    epochs have written."""
     lacking: dict[int, int] = field(default_factory=dict)
     """Of each slot, how many bytes of the last commit the best of its replicas lacks."""
     given: int = 0
@@ -148,7 +150,7 @@ class Replicator:
         self._troubles: dict[str, str] = {}
         self._warming: dict[tuple[int, str], float] = {}
         self._through: dict[int, dict[str, set[str]]] = {}  # by epoch and worker, the segments that it was sent
-        self._by_load = False  # whether groups have gone by load, so that they are not to go by bytes again
+        self._went_by_load = False  # whether groups have gone by load, so that they are not to go by bytes again
         self.groups: Groups = {}
 
     @property
@@ -419,15 +421,13 @@ class Replicator:
             usable.setdefault(worker, hosts[worker])
         leaving: frozenset[str] = frozenset().union(*draining(history.outcomes.values(), history.generation))
         groups = replica_groups(
-            sizes, placed, usable, self._count, self.groups, leaving, math.inf if self._by_load else SLACK
+            sizes, placed, usable, self._count, self.groups, leaving, math.inf if self._went_by_load else SLACK
         )
         known = self._loads.taken() if self._loads is not None else {}
-        self._by_load = self._by_load or bool(known)
-        self.groups = (
-            by_load(groups, placed, {w: host for w, host in usable.items() if w not in leaving}, known)
-            if known
-            else groups
-        )
+        if known:
+            staying = {worker: host for worker, host in usable.items() if worker not in leaving}
+            groups, self._went_by_load = by_load(groups, placed, staying, known), True
+        self.groups = groups
         with self._lock:
             coming = dict(self._coming)
         complete = True

@@ -188,7 +188,7 @@ class History:
     rates: dict[str, float] = field(default_factory=dict)
     idle: tuple[str, ...] = ()
     written: int = 0
-    """The bytes of state that an epoch writes: a mean, in which recent epochs count more."""
+    """The bytes of state that an epoch with records writes: a mean, in which recent ones count more."""
     tried: dict[int, int] = field(default_factory=dict)
     """How often the first epoch of a modification that is under way has been planned, by the command's number."""
 
@@ -294,7 +294,7 @@ class History:
             replicas=self.replicas if commit.replicas is None else commit.replicas,
             rates=self.rates if commit.rates is None else commit.rates,
             idle=self.idle if commit.idle is None else commit.idle,
-            written=_mean(self.written, sum(segment.bytes for segment in commit.added)),
+            written=_mean(self.written, sum(segment.bytes for segment in commit.added), any(commit.records.values())),
             tried={
                 number: count
                 for number, count in self.tried.items()
@@ -303,8 +303,9 @@ class History:
         )
 
 
-def _mean(before: int, now: int) -> int:
-    return (before + now) // 2 if before else now
+def _mean(before: int, now: int, busy: bool) -> int:
+    """Epochs that only let time pass do not count."""
+    return before if not busy else (before + now) // 2 if before else now
 
 
 def planned_manifest(history: History, plan: Plan) -> tuple[Manifest, tuple[str, ...]]:

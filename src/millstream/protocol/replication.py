@@ -6,7 +6,8 @@ Rules
   are others enough on other hosts; and its members are on different hosts, as far as there are that many.
 - Workers are filled as bins are packed: the largest slots first, each to the workers with the fewest bytes of replicas.
 - As little as possible moves: a member stays while its worker is there and may be a member, unless that worker has more
-  than `SLACK` times its share, and another has room. One that is being drained is a member of nothing.
+  than `SLACK` times its share, and another has room; once they have gone by load, they stay even then. A worker that is
+  being drained is a member of nothing, unless there is only one other.
 - By load (`by_load`), members go where load falls when that of the slot rises, so that what has to leave a worker that
   has too much of it finds its state where there is room; as far as that is worth the transfers (see `allocation`).
 - A slot whose worker is gone keeps the members that it has, and gets no others, until it has a worker again: they are

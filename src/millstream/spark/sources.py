@@ -222,20 +222,20 @@ def _check_bounded(name: str, frame: DataFrame) -> None:
 
 def backlog_of(sources: Iterable[Mapping[str, Any]]) -> float:
     """How many epochs like the last one it takes to read what waits in the sources, from Spark's report of it: the most
-    that any of them needs. Offsets are taken to be evenly far apart. Sources that do not tell the latest, or that gave
-    nothing, as the ticker, count as read.
+    that any of them needs. Offsets are taken to be evenly far apart, and sources that do not tell the latest count as
+    read.
 
     >>> at = lambda *numbers: json.dumps({"topic": dict(enumerate(numbers))})
     >>> told = {"startOffset": at(0, 50), "endOffset": at(100, 150), "latestOffset": at(400, 250)}
-    >>> backlog_of([{**told, "numInputRows": 200}]), backlog_of([{**told, "numInputRows": 0}])
-    (2.0, 0.0)
+    >>> backlog_of([told]), backlog_of([{**told, "latestOffset": "null"}]), backlog_of([{**told, "startOffset": None}])
+    (2.0, 0.0, 0.0)
     """
     found = 0.0
     for source in sources:
         start, end, latest = (_numbers(source.get(f"{name}Offset")) for name in ("start", "end", "latest"))
-        read = sum(max(0.0, end[at] - start.get(at, 0.0)) for at in end)
-        left = sum(max(0.0, latest[at] - end.get(at, 0.0)) for at in latest)
-        if read and source.get("numInputRows"):
+        read = sum(max(0.0, end[at] - start[at]) for at in end if at in start)
+        left = sum(max(0.0, latest[at] - end[at]) for at in latest if at in end)
+        if read:
             found = max(found, left / read)
     return found
 

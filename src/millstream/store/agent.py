@@ -382,6 +382,7 @@ _LAUNCHED: list[subprocess.Popen[bytes]] = []
 
 
 def main() -> NoReturn:
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # a stopped group gets it when whoever began it has ended
     settings = msgspec.msgpack.decode(sys.stdin.buffer.read(), type=Settings)
     with contextlib.suppress(OSError):
         os.nice(NICE)
