@@ -178,7 +178,7 @@ def allocation(folder: Path) -> None:
         until(running, lambda: any(each.decision.gives and each.command >= 0 for each in running.decisions()))
         [given] = [each for each in running.decisions() if each.decision.gives and each.command >= 0]
         worker = given.decision.gives
-        until(running, lambda: any(each.number == given.command and each.over for each in running.commands()))
+        until(running, lambda: any(each.number == given.command and each.empty_ms for each in running.commands()))
         [outcome] = [each for each in running.commands() if each.number == given.command]
         told["drained"] = (outcome.state, outcome.empty_ms > 0, outcome.reason)
         told["fetched by draining"] = life.fetched(epoch)
