@@ -214,7 +214,7 @@ class Life:
 
     def handover(self, party: str, moment: str) -> dict[str, Any]:
         """State moves to a worker that lacks it; its target, its origin or this driver dies at a moment of that.
-        Records go on coming, and if it was over before such a moment came, more moves."""
+        If it was over before such a moment came, more records come, and more moves."""
         origin, target = self._movable()
         known = {"origin": self.placed[origin], "target": self.placed[target]}
 
@@ -232,9 +232,8 @@ class Life:
 
         def sprung() -> bool:
             nonlocal handle
-            if not trap.sprung and self.counted():
-                self.feed()
             if not trap.sprung and handle.outcome is not None and handle.outcome.over:
+                self.feed()
                 origin, target = self._movable()
                 known.update(origin=self.placed[origin], target=self.placed[target])
                 handle = self.running.apply(self._plan(origin, target))
@@ -253,6 +252,7 @@ class Life:
 
     def _movable(self) -> tuple[int, int]:
         """The largest slot, and one on a worker that has no replica of it; or on any other, if all have one."""
+        self.until("slots are on several workers", lambda: len(set(self.placed.values())) > 1)
         sizes = {slot: sum(piece.bytes for piece in pieces) for slot, pieces in self._pieces().items()}
         groups, placed = self.facts().groups, self.placed
         origin = max(placed, key=lambda slot: sizes.get(slot, 0))
