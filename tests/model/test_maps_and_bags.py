@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 import millstream as ms
 from millstream.model.bags import BatchBag
+from millstream.model.maps import ReadAhead
 from millstream.store import keys as keys_module
 from millstream.testing import Simulated
 
@@ -360,3 +361,26 @@ def test_a_state_may_be_called_like_a_column_of_the_key() -> None:
     sim = Simulated(query, {"ops": SCHEMA})
     sim.feed(ops=[("a", "", 0, 0), ("a", "", 0, 0)])
     assert sim.state("step") == [("a", 2)]
+
+
+class Counting:
+    """One entry for every key; counts the keys whose entries were read."""
+
+    def __init__(self) -> None:
+        self.read = 0
+
+    def look(self, places: Any, subkeys: pa.Array) -> Any:
+        raise NotImplementedError
+
+    def entries(self, places: Any) -> tuple[Any, pa.Array, pa.Array]:
+        self.read += len(places)
+        return places, pa.array(places), pa.array(places * 10)
+
+
+@pytest.mark.parametrize(("every", "most"), [(1, 1.0), (2, 2.1), (100, 5.0)])
+def test_entries_of_the_keys_ahead_are_read_as_long_as_they_are_asked_for(every: int, most: float) -> None:
+    stored, count = Counting(), 20_000
+    ahead = ReadAhead(stored, count, dict)
+    for index in range(0, count, every):
+        assert ahead.of(index) == {index: 10 * index}
+    assert stored.read <= most * count / every

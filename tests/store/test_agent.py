@@ -29,6 +29,7 @@ from millstream.protocol.replication import Order, Recipe, Want
 from millstream.spark import agents as agents_module
 from millstream.spark.agents import SparkAgents
 from millstream.store import agent as agent_module
+from millstream.store import cache as cache_module
 from millstream.store import names
 from millstream.store.agent import AgentServer, FlightPeer, Settings, launch
 from millstream.store.cache import CacheSettings, Limiter, WorkerCache
@@ -162,6 +163,25 @@ def test_what_is_held_is_not_sent_again(site: Site) -> None:
     again = site.agent("b")  # an agent that takes its place finds what it left
     assert held(again.keeper, Order(1, (Want("slot 0", (second, first), (origin.address,)),)))
     assert again.keeper.traffic.given == 0
+
+
+def test_many_segments_are_brought_without_looking_through_the_cache_for_each(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looked: list[str] = []
+    scan = os.scandir
+
+    def counted(path: Any) -> Any:
+        looked.append(str(path))
+        return scan(path)
+
+    monkeypatch.setattr(cache_module.os, "scandir", counted)
+    monkeypatch.setattr(cache_module.time, "monotonic", lambda: 100.0)  # whatever takes a while does not, here
+    origin, target = site.agent("a"), site.agent("b")
+    pieces = tuple(site.written("a", seed, seed, 50) for seed in range(40))
+    assert held(target.keeper, Order(1, (Want("slot 0", pieces, (origin.address,)),)))
+    assert looked.count(str(site.folder / "b")) < 8
+    assert site.cache("b").has(pieces[-1].segment.name)
 
 
 def test_what_a_task_sends_is_held_if_it_is_what_it_should_be(site: Site) -> None:

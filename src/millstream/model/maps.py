@@ -277,16 +277,19 @@ Kept = TypeVar("Kept")
 
 class ReadAhead(Generic[Kept]):
     """The stored entries of keys, read when they are first asked for. Keys are visited in order, so the next ones are
-    read as well: twice as many each time, until that gives very many entries."""
+    read as well: twice as many each time, until that gives very many entries, or few of them are asked for."""
 
     def __init__(self, stored: StoredEntries, count: int, make: Callable[[list[tuple[Any, Any]]], Kept]) -> None:
         self._stored, self._count, self._make = stored, count, make
         self._loaded: dict[int, Kept] = {}
         self._ahead = 64
+        self._last, self._unasked = 0, set[int]()  # how many were read last, and those of them nobody has asked for
 
     def of(self, index: int) -> Kept:
         """The entries of a key."""
+        self._unasked.discard(index)
         if index not in self._loaded:
+            used = 2 * len(self._unasked) <= self._last
             places = np.arange(index, min(index + self._ahead, self._count))
             places = places[[place not in self._loaded for place in places.tolist()]]
             owners, subkeys, values = self._stored.entries(places)
@@ -295,7 +298,8 @@ class ReadAhead(Generic[Kept]):
             ends = [*edges[1:], len(pairs)]
             for place, start, end in zip(places.tolist(), edges, ends, strict=True):
                 self._loaded[place] = self._make(pairs[start:end])
-            self._ahead = max(1, self._ahead * 2 if len(owners) < LOAD_ENTRIES // 2 else self._ahead // 2)
+            self._ahead = max(1, self._ahead * 2 if used and len(owners) < LOAD_ENTRIES // 2 else self._ahead // 2)
+            self._last, self._unasked = len(places), set(places.tolist()) - {index}
         return self._loaded[index]
 
 

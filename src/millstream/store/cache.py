@@ -54,6 +54,8 @@ _EMPTY_S = 3600.0
 _NOTE_EVERY_S = 5.0
 """How often a slot notes what it needs, and what nobody needs is looked for. Much less than the time that files stay in
 any case: a file that is needed is in a note by then."""
+_MEASURED_S = 1.0
+"""For so long it is known how much room there is, but for what other processes of the worker have brought since."""
 
 _LOG = logging.getLogger("millstream")
 
@@ -126,6 +128,7 @@ class WorkerCache:
         self._noted: dict[int | str, float] = {}
         self._swept = time.monotonic()
         self._unmeasured = limit  # what was written since the size was last measured; at first nobody knows
+        self._room, self._measured = 0, -_MEASURED_S
         self._warned = False
         self._make()
 
@@ -271,19 +274,29 @@ class WorkerCache:
     def objects(self) -> set[str]:
         """The objects of which there is something here, by the last part of their names."""
         with self._trying():
-            return {name for _, name, _ in self._files()}
+            return {entry.name.removesuffix(_PART) for entry in os.scandir(self.directory)}
         return set()
 
-    def room(self) -> int:
-        """How many bytes there is room for without removing anything."""
-        with self._trying():
-            return self._limit - sum(stat.st_blocks * 512 for _, _, stat in self._files() if stat.st_nlink == 1)
-        return self._limit
+    def has(self, name: str) -> bool:
+        """Whether there is something of an object here."""
+        path = self._path(name)
+        return path.exists() or path.with_name(path.name + _PART).exists()
+
+    def has_room(self, count: int) -> bool:
+        """Whether there is room for so many bytes without removing anything. All files are looked at for a no, and now
+        and then; for each of thousands of segments, that would take longer than bringing them."""
+        now = time.monotonic()
+        if now - self._measured > _MEASURED_S or self._room < count:
+            self._room, self._measured = self._limit, now
+            with self._trying():
+                self._room -= sum(stat.st_blocks * 512 for _, _, stat in self._files() if stat.st_nlink == 1)
+        return self._room >= count
 
     def fetched(self, count: int, name: str, mapped: Collection[str]) -> list[str]:
         """Takes note that so much of an object was brought or copied here. Makes room if there is too much by now: the
         names of what had to go. `mapped` are the objects that this process reads from: they go last."""
         self._unmeasured += count
+        self._room -= count
         if self._unmeasured <= self._limit // 16:
             return []
         self._unmeasured = 0

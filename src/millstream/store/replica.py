@@ -111,7 +111,8 @@ class Keeper:
         return tuple(piece.segment.name for piece in want.pieces if not self._has(piece.segment.name, piece.ranges))
 
     def _has(self, name: str, ranges: tuple[Range, ...]) -> bool:
-        return name in self._held and clip(ranges, self._held[name]) == ranges
+        held = self._held.get(name)
+        return held is not None and (held == ranges or clip(ranges, held) == ranges)
 
     def work(self) -> bool:
         """Brings one piece that is not there. Whether there was one to be brought."""
@@ -177,7 +178,7 @@ class Keeper:
         self._took(piece.segment.name, self.traffic.given + self.traffic.fetched - before)
 
     def _check_room(self, ref: SegmentRef, size: int) -> None:
-        if names.base(ref.name) not in self._worker.objects() and self._worker.room() < size:
+        if not self._worker.has(ref.name) and not self._worker.has_room(size):
             raise NoRoom(f"the cache is full: there is no room for {ref.name}")
 
     def _took(self, name: str, count: int) -> None:
@@ -213,7 +214,7 @@ class Keeper:
                 found = found or ref.name == piece.segment.name
         del cache
         give_memory_back()
-        return found and names.base(piece.segment.name) in self._worker.objects()
+        return found and self._worker.has(piece.segment.name)
 
 
 def _named(order: Order) -> list[str]:
