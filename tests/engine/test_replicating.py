@@ -419,7 +419,7 @@ def test_replicas_without_room_do_not_keep_compactions_from_counting(
     counts = {}
     for full in (False, True):
         if full:
-            monkeypatch.setattr(WorkerCache, "room", lambda self: 0)
+            monkeypatch.setattr(WorkerCache, "has_room", lambda self, count: False)
         run = Run(tmp_path / str(full))
         run.feed(30)
         counts[full] = len(list(run.sim.driver.journal.history.manifest.segments()))

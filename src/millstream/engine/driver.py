@@ -360,7 +360,7 @@ class Driver:
             return verdict.reason
         oldest = Epoch(max(history.oldest, epoch - self.options.retain, 0))
         samples = next((report.samples for report in reports if report.samples), {})
-        replicas = self.replicator.holders() if self.replicator is not None else {}
+        replicas = self.replicator.holders if self.replicator is not None else {}
         commit = Commit(
             epoch,
             plan.attempt,

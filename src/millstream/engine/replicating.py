@@ -152,6 +152,9 @@ class Replicator:
         self._through: dict[int, dict[str, set[str]]] = {}  # by epoch and worker, the segments that it was sent
         self._went_by_load = False  # whether groups have gone by load, so that they are not to go by bytes again
         self.groups: Groups = {}
+        self.holders: Groups = {}
+        """The members of each slot's group that had its state when they were asked last, but for about as much as the
+        last epochs have written, or a few bytes. Others were only asked to hold it."""
 
     @property
     def kept(self) -> bool:
@@ -280,20 +283,6 @@ class Replicator:
         pieces = pieces_of(history.manifest, coming.parts)
         older = [piece for piece in pieces if piece.segment.order < history.epoch - LAG]
         return self._bytes(key, coming.worker, pieces), self._bytes(key, coming.worker, older)
-
-    def holders(self) -> Groups:
-        """The members of each slot's group that have its state as of the last commit, but for about as much as the last
-        epochs have written, or a few bytes. Others were only asked to hold it."""
-        history = self._history
-        if history is None:
-            return {}
-        shares, found = self._pieces(history), {}
-        sizes = {slot: sum(piece.bytes for piece in pieces) for slot, pieces in shares.items()}
-        written = (1 + LAG) * history.written / max(1, sum(sizes.values()))
-        for slot, members in self.groups.items():
-            few, pieces = max(FEW, written * sizes.get(slot, 0)), shares.get(slot, [])
-            found[slot] = tuple(worker for worker in members if self._bytes(f"slot {slot}", worker, pieces) <= few)
-        return found
 
     def has_made(self, slot: int, recipe: Recipe) -> bool:
         """Whether all who need what came out of a compaction for a slot have it, as far as that can be expected: its
@@ -454,7 +443,16 @@ class Replicator:
                 else:  # it speaks of another order, so what it has of this one is not known
                     self._told.pop(worker, None)
             complete = complete and not any(progress.lacks.values())
+        self.holders = self._who_holds(history, shares, sizes)
         return complete
+
+    def _who_holds(self, history: History, shares: Mapping[int, Sequence[Piece]], sizes: Mapping[int, int]) -> Groups:
+        written = (1 + LAG) * history.written / max(1, sum(sizes.values()))
+        found = {}
+        for slot, members in self.groups.items():
+            few, pieces = max(FEW, written * sizes.get(slot, 0)), shares.get(slot, ())
+            found[slot] = tuple(worker for worker in members if self._bytes(f"slot {slot}", worker, pieces) <= few)
+        return found
 
     def _start(self, hosts: Mapping[str, str]) -> None:
         """Sees to it that every worker has an agent."""

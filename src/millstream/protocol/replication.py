@@ -59,19 +59,22 @@ def replica_groups(
     bound = slack * total / max(1, len(workers)) + max((sizes.get(slot, 0) for slot in slots), default=0)
     load = dict.fromkeys(workers, 0)
     groups: dict[int, list[str]] = {}
+    many = {slot: max(0, min(count, len(workers) - (placed[slot] in load))) for slot in slots}
     for slot in slots:
         size = max(1, sizes.get(slot, 0))
         groups[slot] = []
-        many = max(0, min(count, len(workers) - (placed[slot] in load)))
         for worker in before.get(slot, ()):
             fits = worker in load and worker != placed[slot] and load[worker] + size <= bound
-            if fits and len(groups[slot]) < many and not _crowded(worker, slot, placed, groups[slot], hosts, rooms):
+            if (
+                fits
+                and len(groups[slot]) < many[slot]
+                and not _crowded(worker, slot, placed, groups[slot], hosts, rooms)
+            ):
                 groups[slot].append(worker)
                 load[worker] += size
     for slot in slots:
         size = max(1, sizes.get(slot, 0))
-        many = max(0, min(count, len(workers) - (placed[slot] in load)))
-        while len(groups[slot]) < many:
+        while len(groups[slot]) < many[slot]:
             free = [worker for worker in workers if worker != placed[slot] and worker not in groups[slot]]
             chosen = min(
                 free,
