@@ -18,6 +18,7 @@ def test_replicas_outlive_agents_rescales_and_executors(tmp_path: Path) -> None:
     assert found["agents"] == 3, "one for each executor"
     assert found["given"] > 0, "they have given each other state"
     assert found["other agents"]
+    assert found["at home"]
     assert found["fetched by other Python workers"] == 0, "what was in the cache stays there"
     assert (found["rescaled to 6"], found["rescaled to 4"]) == ("done", "done")
     assert found["fetched by rescales"] == 0
