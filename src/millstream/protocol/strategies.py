@@ -26,7 +26,7 @@ Numbers = npt.NDArray[np.int64]
 
 PROTOCOLS = ("direct", "cpa", "cpal")
 """See `protocol.costs`."""
-STALL_S = 0.1
+STALL_S = 0.02
 DEADLINE_S = 600.0
 
 
