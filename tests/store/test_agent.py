@@ -483,6 +483,24 @@ def test_an_agent_ends_with_its_query(tmp_path: Path) -> None:
     assert gone(address, query)
 
 
+def test_a_cache_goes_with_its_worker_though_the_query_and_its_agent_have_ended_before(tmp_path: Path) -> None:
+    with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"]) as worker:
+        query = Journal.open(open_store(str(tmp_path / "store"))).store_id
+        for _ in range(2):  # the second agent takes the place of whoever waits
+            address = started(tmp_path, worker.pid)
+            [agent] = agent_module.agents_of(worker.pid, query)
+            waits = os.pidfd_open(agent)
+            FlightPeer(address, TOKEN, query).call("end")
+            assert gone(address, query)
+            assert agent_module.agents_of(worker.pid, query) == [agent]
+            assert not select.select([waits], [], [], 0)[0], "somebody waits for the end of the worker"
+        [directory] = (tmp_path / "caches").glob(f"millstream-cache/*/*+{worker.pid}+*")
+        worker.kill()
+        worker.wait()
+    assert select.select([waits], [], [], 20)[0]
+    assert not directory.exists()
+
+
 def test_an_agent_takes_the_place_of_the_one_before(tmp_path: Path) -> None:
     first = started(tmp_path, os.getpid())
     second = started(tmp_path, os.getpid())

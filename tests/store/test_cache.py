@@ -612,7 +612,7 @@ def test_only_what_is_fetched_is_paid_for(tmp_path: Path, monkeypatch: pytest.Mo
 
 def test_caches_of_processes_that_are_gone_are_removed_by_the_next_one(tmp_path: Path) -> None:
     ended = subprocess.Popen(["true"])
-    owner = cache_module._identity(ended.pid)
+    owner = cache_module.identity(ended.pid)
     ended.wait()
     root, other = (tmp_path / "millstream-cache" / store for store in ("some-store", "another"))
     (other / owner).mkdir(parents=True)

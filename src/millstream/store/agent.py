@@ -4,8 +4,9 @@ replicas that this one should hold (see `replica`). Workers talk to each other h
 Rules
 -----
 - There is one per worker and query. It is started by a Spark task, on the address that Spark has for the executor, and
-  ends with the executor, with the query, or when no driver has spoken to it for `LEASE_S`. Nothing of it stays; if the
-  executor has ended, nothing of its cache does either.
+  ends with the executor, with the query, or when no driver has spoken to it for `LEASE_S`. If the executor has ended,
+  nothing of it or its cache stays. If it goes on, and its cache is in a directory of the user's, which Spark does not
+  clean up, a process of a few megabytes waits in the agent's place for the end of the executor, and removes the cache.
 - Every call carries the token of the query's driver, and the query: whoever has not both is refused. The token never
   stands in a command line or a file.
 - Flow is controlled by whoever receives: nothing is sent that was not asked for, and nobody asks for more than
@@ -45,7 +46,7 @@ from millstream.errors import StoreUnavailable
 from millstream.protocol.compaction import Job
 from millstream.protocol.manifest import Edit, SegmentRef
 from millstream.protocol.replication import Order, Progress
-from millstream.store.cache import CacheSettings, Limiter, WorkerCache, open_cache
+from millstream.store.cache import CacheSettings, Limiter, WorkerCache, identity, open_cache
 from millstream.store.chunks import Span
 from millstream.store.journal import check_format
 from millstream.store.merge import give_memory_back, merge
@@ -376,6 +377,14 @@ def agents_of(owner: int, query: str) -> list[int]:
 
 NAME = "millstream-agent"
 _MAIN = "from millstream.store.agent import main; main()"
+_WAIT_AND_REMOVE = """
+import select, shutil, sys
+ended = select.poll()
+ended.register(int(sys.argv[1]), select.POLLIN)
+while not ended.poll():
+    pass
+shutil.rmtree(sys.argv[2], ignore_errors=True)
+"""
 
 _LAUNCHED: list[subprocess.Popen[bytes]] = []
 """The agents that this process has started, so that it notices when they have ended."""
@@ -400,8 +409,23 @@ def main() -> NoReturn:
         server.work()
         threading.Timer(2.0, os._exit, (0,)).start()
         server.shutdown()  # after the last answer
+        if settings.cache.directory is not None:
+            _give_way(settings, worker.directory)
     finally:
         os._exit(0)
+
+
+def _give_way(settings: Settings, directory: Path) -> None:
+    """Becomes a process that does nothing but remove a directory when the worker has ended. The next agent of the same
+    worker and query ends it, as it would end an agent."""
+    with contextlib.suppress(OSError, AttributeError):
+        worker = os.pidfd_open(settings.owner)
+        if identity(settings.owner) != directory.name:  # it has ended, and another process has its number
+            shutil.rmtree(directory, ignore_errors=True)
+            return
+        os.set_inheritable(worker, True)
+        words = ["-I", "-S", "-c", _WAIT_AND_REMOVE, str(worker), str(directory)]
+        os.execv(sys.executable, [sys.executable, *words, NAME, str(settings.owner), settings.query])
 
 
 def _end_with(process: int, directory: Path) -> NoReturn:

@@ -12,8 +12,8 @@ Rules
   nobody needs goes first, then what is held for others only, then what nobody here reads, then what was opened and
   filled the longest time ago.
 - A directory that cannot be written to costs memory, and never a result.
-- A directory belongs to a process, the worker's. When that one has ended, its agent removes it; if there is none, the
-  next process does that opens a cache beside it.
+- A directory belongs to a process, the worker's. When that one has ended, its agent removes it, or whoever waits in the
+  place of an agent that has ended before; if there is none, the next process does that opens a cache beside it.
 
 A directory has `<object>` (whole) or `<object>.part` (sparse) for each segment, `slots/<number>` with the notes, and
 `pace`, the time at which the next fetch may begin.
@@ -330,7 +330,7 @@ def open_cache(settings: CacheSettings, store_id: str, owner: int | None = None)
     base = settings.directory or os.environ.get("SPARK_LOCAL_DIRS", "").split(",")[0] or tempfile.gettempdir()
     root = Path(base) / "millstream-cache" / store_id
     owner = executor() if owner is None else owner
-    directory = root / _identity(owner)
+    directory = root / identity(owner)
     _remove_orphans(root.parent)
     if owner == os.getpid():
         atexit.register(shutil.rmtree, directory, ignore_errors=True)
@@ -354,7 +354,7 @@ def executor_id(process: int) -> str:
     return os.fsdecode(words[at]) if at < len(words) else ""
 
 
-def _identity(process: int) -> str:
+def identity(process: int) -> str:
     """A name that no other process has had on this host: its number, and when it started."""
     fields = _proc(process, "stat").rsplit(b")", 1)[-1].split()
     started = fields[19].decode() if len(fields) > 19 else "0"
@@ -376,7 +376,7 @@ def _remove_orphans(caches: Path) -> None:
                 host, _, process = directory.name.rpartition("+")[0].rpartition("+")
                 if host != socket.gethostname() or not process.isdigit():
                     continue
-                if not _alive(int(process)) or _identity(int(process)) != directory.name:
+                if not _alive(int(process)) or identity(int(process)) != directory.name:
                     shutil.rmtree(directory, ignore_errors=True)
             with contextlib.suppress(OSError):  # it has others
                 if time.time() - root.stat().st_mtime > _EMPTY_S:
