@@ -155,15 +155,16 @@ def test_a_hot_key_gets_a_slot_to_itself_with_as_many_bins_as_there_are_by_defau
 def test_workers_that_are_asked_for_are_waited_for_and_routing_is_everybodys_work() -> None:
     asked: list[int] = []
     policy = Told(Decision("more", more=2), Decision("nothing"))
-    adapter = Adapter(policy, lambda plan: 0, lambda more: asked.append(more) or more)
+    adapter = Adapter(policy, lambda plan: 0, lambda total: asked.append(total) or total - 1)
     layout = Layout("s", {})
     for epoch, cores in ((0, {"a": 1.0}), (1, {"a": 1.0}), (2, {"a": 1.0, "b": 1.0, "c": 1.0})):
         adapter.after_commit(replace(History(), epoch=Epoch(epoch)), layout, {}, {}, cores, backlog=float(epoch))
-    assert asked == [2]
+    assert asked == [3], "in all"
     assert [(facts.asked, facts.backlog) for facts in policy.seen] == [(0, 0.0), (2, 1.0), (0, 2.0)]
-    adapter = Adapter(Told(Decision("more", more=2)), lambda plan: 0, lambda more: asked.append(more) or more, True)
+    told = Told(Decision("more", more=2))
+    adapter = Adapter(told, lambda plan: 0, lambda total: asked.append(total) or total - 1, True)
     adapter.after_commit(History(), layout, {}, {}, {"a": 1.0})
-    assert asked == [2], "a dry run asks for nobody"
+    assert asked == [3], "a dry run asks for nobody"
 
     reports = [Report(0, {}, timings_ms={"cpu": 300.0, "route": 400.0}), Report(1, {}, timings_ms={"cpu": 100.0})]
     busy = busy_of(reports, {0: "a", 1: "b"}, {"a": 1.0, "b": 1.0}, 1.0)

@@ -148,6 +148,7 @@ def test_two_workers_lost_at_once_with_two_replicas_cost_nothing_and_with_one_so
     for count in (1, 2):
         run = Run(tmp_path / str(count), replicas=count, workers=("0", "1", "2", "3"), slots=8)
         run.feed(5)
+        run.replicas.turn()  # the second in a chain waits for the first
         run.sim.workers = ("0", "3")
         run.feed(1)
         fetched[count] = run.fetched

@@ -77,7 +77,7 @@ class Scheduler:
 
 def test_a_standalone_cluster_that_uses_all_it_has_is_told_no_number(caplog: pytest.LogCaptureFixture) -> None:
     spark = Scheduler("spark://here:1", DECOMMISSION, 3)
-    assert (spark.population.ask(2), spark.population.ask(2)) == (0, 0)
+    assert (spark.population.ask(5), spark.population.ask(5)) == (0, 0)
     assert spark.told == []
     assert len(caplog.records) == 1, "it is told once"
     assert "a worker that joins it will be used" in caplog.text
@@ -85,15 +85,26 @@ def test_a_standalone_cluster_that_uses_all_it_has_is_told_no_number(caplog: pyt
 
 def test_others_are_told_what_there_is_and_what_is_asked_for() -> None:
     spark = Scheduler("yarn", {}, 3)
-    assert spark.population.ask(2) == 2
-    assert spark.population.ask(1) == 1
+    assert spark.population.ask(5) == 2
+    assert spark.population.ask(6) == 3
     assert spark.told == [5, 6], "those that are on their way count"
+
+
+def test_executors_that_take_long_to_come_are_asked_for_once_however_often_that_is() -> None:
+    spark = Scheduler("yarn", {}, 2)
+    for _ in range(4):
+        assert spark.population.ask(6) == 4
+    assert spark.total == 6
+    spark.there.add("new")
+    assert spark.population.ask(6) == 3
+    assert spark.population.ask(4) == 1, "nothing that is on its way is called off"
+    assert spark.total == 6
 
 
 def test_dynamic_allocation_that_wants_less_than_there_is_does_not_count() -> None:
     spark = Scheduler("spark://here:1", ALLOCATION, 3)
     spark.total = 1
-    assert spark.population.ask(1) == 1
+    assert spark.population.ask(4) == 1
     assert spark.told == [4]
 
 
@@ -101,7 +112,7 @@ def test_what_is_given_back_is_not_started_again_until_it_is_asked_for() -> None
     spark = Scheduler("spark://here:1", DECOMMISSION, 3)
     spark.population.give_back(["1"])
     assert spark.told == [2, "-1"]
-    assert spark.population.ask(1) == 1
+    assert spark.population.ask(3) == 1
     assert spark.told[2:] == [3]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import select
 import signal
@@ -10,7 +11,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -258,9 +259,11 @@ class Liar(flight.FlightServerBase):  # type: ignore[misc]
 
     def do_get(self, context: Any, ticket: Any) -> Any:
         self.turn += 1
-        answers = [[b"x" * 99], [], [None], [1.5]]
-        column = pa.array(answers[self.turn % 4], pa.float64() if self.turn % 4 == 3 else pa.large_binary())
-        return flight.RecordBatchStream(pa.table({"data": column}))
+        answers = [[b"x" * 99], [], [None], [1.5], [b"x" * (1 << 17)], [b"x"]]
+        turn = self.turn % len(answers)
+        column = pa.array(answers[turn], pa.float64() if turn == 3 else pa.large_binary())
+        begins: list[list[Any]] = [[0], [], [0], [0], [-(1 << 62)], [None if self.turn % 5 else 0.5]]
+        return flight.RecordBatchStream(pa.table({"at": begins[turn], "data": column}))
 
     def do_action(self, context: Any, action: Any) -> Iterator[bytes]:
         yield b"\xc1 garbage"
@@ -342,7 +345,7 @@ def test_an_agent_gives_nothing_but_segments(site: Site) -> None:
     piece = site.written("a", 1, 0)
     assert peer.give(piece.segment.name, [(0, 1 << 40)]) is None, "more than anybody needs"
     assert peer.give(piece.segment.name, [(8, 4)]) is None
-    assert [bytes(data) for data in peer.give(piece.segment.name, [(0, 6)]) or ()] == [b"ARROW1"]
+    assert [(at, bytes(data)) for at, data in peer.give(piece.segment.name, [(0, 6)]) or ()] == [(0, b"ARROW1")]
 
 
 def test_a_compaction_is_done_again_at_the_replica_instead_of_being_sent(site: Site) -> None:
@@ -483,22 +486,62 @@ def test_an_agent_ends_with_its_query(tmp_path: Path) -> None:
     assert gone(address, query)
 
 
-def test_a_cache_goes_with_its_worker_though_the_query_and_its_agent_have_ended_before(tmp_path: Path) -> None:
-    with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"]) as worker:
-        query = Journal.open(open_store(str(tmp_path / "store"))).store_id
+def until(over: Callable[[], bool], within_s: float = 20.0) -> bool:
+    """Whether something comes about soon."""
+    deadline = time.monotonic() + within_s
+    while not (found := over()) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    return found
+
+
+@pytest.fixture
+def worker() -> Iterator[subprocess.Popen[bytes]]:
+    process = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+    yield process
+    process.kill()
+    process.wait()
+
+
+@pytest.mark.parametrize("busy", [False, True])
+def test_a_cache_goes_with_its_worker_though_the_query_and_its_agent_have_ended_before(
+    tmp_path: Path, worker: subprocess.Popen[bytes], busy: bool
+) -> None:
+    query = Journal.open(open_store(str(tmp_path / "store"))).store_id
+    with contextlib.ExitStack() as sockets:
+        silent = sockets.enter_context(socket.create_server(("127.0.0.1", 0)))
         for _ in range(2):  # the second agent takes the place of whoever waits
             address = started(tmp_path, worker.pid)
             [agent] = agent_module.agents_of(worker.pid, query)
             waits = os.pidfd_open(agent)
+            asked = FlightPeer(address, TOKEN, query)
+            ask = threading.Thread(target=lambda asked=asked: refused(asked, silent.getsockname()[1]))
+            if busy:  # it asks one who does not answer when it is told to end
+                ask.start()
+                sockets.enter_context(silent.accept()[0])
             FlightPeer(address, TOKEN, query).call("end")
-            assert gone(address, query)
+            if busy:
+                ask.join()
+            assert until(lambda agent=agent: _command(agent)[-3:-2] == [agent_module.WAITS])
             assert agent_module.agents_of(worker.pid, query) == [agent]
             assert not select.select([waits], [], [], 0)[0], "somebody waits for the end of the worker"
-        [directory] = (tmp_path / "caches").glob(f"millstream-cache/*/*+{worker.pid}+*")
-        worker.kill()
-        worker.wait()
+    [directory] = (tmp_path / "caches").glob(f"millstream-cache/*/*+{worker.pid}+*")
+    worker.kill()
+    worker.wait()
     assert select.select([waits], [], [], 20)[0]
     assert not directory.exists()
+
+
+def refused(peer: FlightPeer, port: int) -> None:
+    """Has an agent reach for one who does not answer; it ends before that is known."""
+    with contextlib.suppress(OSError):
+        peer.reach([f"127.0.0.1:{port}"], 20.0)
+
+
+def _command(process: int) -> list[str]:
+    try:
+        return Path(f"/proc/{process}/cmdline").read_text().rstrip("\0").split("\0")
+    except OSError:
+        return []
 
 
 def test_an_agent_takes_the_place_of_the_one_before(tmp_path: Path) -> None:
@@ -522,7 +565,7 @@ def test_an_agent_that_cannot_begin_is_an_error_with_a_reason(
 def test_an_agent_that_no_driver_speaks_to_ends(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(agent_module, "LEASE_S", 0.2)
     server = site.agent("a")
-    thread = threading.Thread(target=server.work, daemon=True)
+    thread = threading.Thread(target=server.until_over, daemon=True)
     thread.start()
     thread.join(20)
     assert not thread.is_alive()

@@ -50,7 +50,8 @@ class Decided:
 class Adapter:
     """Asks one policy, for one driver.
 
-    `send` sends a plan as a command and gives its number; `request` asks for so many workers more.
+    `send` sends a plan as a command and gives its number; `request` asks for so many workers in all, and says how many
+    more there will be.
     """
 
     def __init__(
@@ -104,7 +105,7 @@ class Adapter:
         if not decision.acts or self._dry_run:
             return -1
         if decision.more:
-            self._wanted, self._since = workers + self._request(decision.more), epoch
+            self._wanted, self._since = workers + self._request(workers + decision.more), epoch
         if decision.gives:
             self._wanted = 0
         if decision.plan is None or not decision.plan.rounds:

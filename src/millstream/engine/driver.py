@@ -121,8 +121,8 @@ class Executor(Protocol):
         """The workers that are there now, and how many tasks each runs at a time."""
         ...
 
-    def request(self, more: int) -> int:
-        """Asks for so many workers more; how many will be asked for, which may be none."""
+    def request(self, total: int) -> int:
+        """Asks for so many workers in all; how many more there will be than now, which may be none."""
         ...
 
     def retire(self, workers: Collection[str]) -> dict[str, str]:

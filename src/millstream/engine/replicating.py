@@ -19,6 +19,7 @@ import math
 import threading
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Protocol
@@ -55,6 +56,8 @@ WARM_S = 600.0
 """How long a slot waits at most for a new worker to hold its state."""
 START_S = 30.0
 """How long it waits for an agent there."""
+ASKED_TOGETHER = 16
+"""How many workers are asked at a time."""
 AGAIN_S = 60.0
 """How long after an agent was started another one is, at most; at first it is a second."""
 _LOG = logging.getLogger("millstream")
@@ -145,7 +148,9 @@ class Replicator:
         self._addresses: dict[str, str] = {}
         self._told: dict[str, _Told] = {}
         self._again: dict[str, tuple[float, int]] = {}  # when to start an agent again, and how often that was tried
-        self._expected: dict[str, float] = {}
+        self._expected: dict[tuple[str, str], float] = {}  # by move and worker, since when it is about to come
+        self._silent: dict[str, float] = {}  # since when a worker has not been heard of
+        self._pool = ThreadPoolExecutor(ASKED_TOGETHER, "millstream-asking") if background else None
         self._shares: tuple[History | None, dict[int, list[Piece]]] = (None, {})
         self._troubles: dict[str, str] = {}
         self._warming: dict[tuple[int, str], float] = {}
@@ -176,7 +181,8 @@ class Replicator:
             with self._lock:
                 self._coming = dict(coming)
             now = self._clock()
-            self._expected = {key: self._expected.get(key, now) for key in coming}
+            moves = [(key, move.worker) for key, move in coming.items()]
+            self._expected = {move: self._expected.get(move, now) for move in moves}
             if self._history is not None:
                 self._go_on()
 
@@ -327,7 +333,7 @@ class Replicator:
         """Whether it is of any use to wait: not where there is no agent, nor where there is no room."""
         if worker in self._told:
             return not self._full(worker)
-        return self._clock() - self._expected.get(key, 0.0) < START_S
+        return self._clock() - max(self._expected.get((key, worker), 0.0), self._silent.get(worker, 0.0)) < START_S
 
     def _pieces(self, history: History) -> dict[int, list[Piece]]:
         known, shares = self._shares
@@ -373,6 +379,8 @@ class Replicator:
         for thread in (self._thread, self._starting):
             if thread is not None:
                 thread.join(timeout=30)
+        if self._pool is not None:
+            self._pool.shutdown(wait=False, cancel_futures=True)
         self._agents.end()
 
     # -- in its own
@@ -420,31 +428,46 @@ class Replicator:
         with self._lock:
             coming = dict(self._coming)
         complete = True
-        addresses = self._addresses
         ahead = {slot: self._needed(slot, made, history, placed) for slot, made in self._ahead().items()}
-        for worker in sorted(addresses):
-            order = self._order(worker, history, shares, placed, coming, ahead)
-            before = self._told.get(worker)
-            same = before is not None and before.order == order
-            try:
-                progress = self._agents.progress(worker) if same else self._agents.tell(worker, order)
-            except OSError as error:
-                self._lost(worker, str(error))
+        asked = sorted(self._addresses)
+        orders = [self._order(worker, history, shares, placed, coming, ahead) for worker in asked]
+        # All together: one that does not answer must not hold up the orders of others.
+        answers = self._pool.map(self._ask, asked, orders) if self._pool is not None else map(self._ask, asked, orders)
+        for worker, order, progress in zip(asked, orders, answers, strict=True):
+            if isinstance(progress, OSError):
+                self._lost(worker, str(progress))
                 complete = False
                 continue
-            if progress.trouble:
-                self._troubles[worker] = progress.trouble
-            else:
-                self._troubles.pop(worker, None)
-            names = {want.key: frozenset(piece.segment.name for piece in want.pieces) for want in order.wants}
-            with self._lock:
-                if names.keys() == progress.lacks.keys():
-                    self._told[worker] = _Told(order, names, progress)
-                else:  # it speaks of another order, so what it has of this one is not known
-                    self._told.pop(worker, None)
+            self._heard(worker, order, progress)
             complete = complete and not any(progress.lacks.values())
         self.holders = self._who_holds(history, shares, sizes)
         return complete
+
+    def _ask(self, worker: str, order: Order) -> Progress | OSError:
+        before = self._told.get(worker)
+        try:
+            if before is not None and before.order == order:
+                return self._agents.progress(worker)
+            return self._agents.tell(worker, order)
+        except OSError as error:
+            return error
+
+    def _heard(self, worker: str, order: Order, progress: Progress) -> None:
+        if progress.trouble:
+            self._troubles[worker] = progress.trouble
+        else:
+            self._troubles.pop(worker, None)
+        names = {want.key: frozenset(piece.segment.name for piece in want.pieces) for want in order.wants}
+        now = self._clock()
+        with self._lock:
+            if names.keys() == progress.lacks.keys():
+                self._told[worker] = _Told(order, names, progress)
+                self._silent.pop(worker, None)
+            else:  # it speaks of another order, so what it has of this one is not known
+                self._told.pop(worker, None)
+                self._silent.setdefault(worker, now)
+        if now > self._again.get(worker, (math.inf, 0))[0] + AGAIN_S:  # it has been there for long
+            del self._again[worker]
 
     def _who_holds(self, history: History, shares: Mapping[int, Sequence[Piece]], sizes: Mapping[int, int]) -> Groups:
         written = (1 + LAG) * history.written / max(1, sum(sizes.values()))
@@ -491,6 +514,7 @@ class Replicator:
         with self._lock:
             self._addresses = {known: address for known, address in self._addresses.items() if known != worker}
             self._told.pop(worker, None)
+            self._silent.setdefault(worker, self._clock())
             for got in self._through.values():
                 got.pop(worker, None)
         self._agents.forget(worker)
@@ -518,7 +542,9 @@ class Replicator:
             if worker in members or (slot, worker) in self._warming:
                 chain = upstream(slot, worker, placed, self.groups)
                 origins = tuple(self._addresses[other] for other in chain if other in self._addresses)
-                wants.append(Want(f"slot {slot}", tuple(shares.get(slot, ())), origins))
+                before = next((other for other in chain if other in self._addresses), "")
+                chained = worker in members[1:] and before in members and not self._full(before)
+                wants.append(Want(f"slot {slot}", tuple(shares.get(slot, ())), origins, chained))
         for slot, needed in ahead.items():
             if worker in needed:
                 chain = upstream(slot, worker, placed, self.groups)

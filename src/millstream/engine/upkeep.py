@@ -158,7 +158,8 @@ class Upkeep:
                 for slot, pieces in manifest.shares(family, history.tables[step.name]).items():
                     job = choose(family, pieces, self._budget, form=current)
                     if job is not None:
-                        job = replace(job, now=now_of(step, state, history), forms=packed)
+                        older = any(piece.segment.form != current for piece in job.pieces)
+                        job = replace(job, now=now_of(step, state, history), forms=packed if older else b"")
                         jobs.append((job, Maker(history.generation, history.epoch, "c", self._next_number), slot))
                         self._next_number += 1
         return jobs

@@ -39,7 +39,7 @@ class Job:
     """Merge what these pieces (newest first) hold in `ranges`. `bottom`: nothing older lies there.
 
     `now` is the time by which rows with a time-to-live have expired; None if the family has none. `forms` says how
-    values of older forms are lifted (see `store.forms`), packed; nothing if there are none.
+    values of older forms are lifted (see `store.forms`), packed; nothing if all pieces are of one form.
     """
 
     family: Family

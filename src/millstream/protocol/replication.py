@@ -9,11 +9,13 @@ Rules
   than `SLACK` times its share, and another has room; once they have gone by load, they stay even then. A worker that is
   being drained is a member of nothing, unless there is only one other.
 - By load (`by_load`), members go where load falls when that of the slot rises, so that what has to leave a worker that
-  has too much of it finds its state where there is room; as far as that is worth the transfers (see `allocation`).
+  has too much of it finds its state where there is room; as far as that is worth the transfers (see `allocation`), and
+  never at the price of a member.
 - A slot whose worker is gone keeps the members that it has, and gets no others, until it has a worker again: they are
   what it goes on from.
-- A group is a chain: each member takes what it lacks from the one before it, the first from the slot's own worker. If
-  that cannot give it, from the one before that, and so on around; in the end, from the store.
+- A group is a chain: each member takes what it lacks from the one before it, the first from the slot's own worker, and
+  waits for that one as long as it gets on: so a worker sends what it has written once, however many replicas there are.
+  If that cannot give it, from the one before that, and so on around; in the end, from the store.
 """
 
 from __future__ import annotations
@@ -125,7 +127,11 @@ def by_load(
     better = {
         slot: tuple(workers[place] for place in found[row].tolist() if place >= 0) for row, slot in enumerate(slots)
     }
-    return {slot: better.get(slot, tuple(members)) for slot, members in groups.items()}
+    # Allocation never puts two on one host. Where there are too few hosts for that, a member less would be no gain.
+    return {
+        slot: better[slot] if len(better.get(slot, ())) >= len(members) > 0 else tuple(members)
+        for slot, members in groups.items()
+    }
 
 
 def _crowded(
@@ -168,12 +174,14 @@ def upstream(slot: int, worker: str, placed: Mapping[int, str], groups: Mapping[
 class Want:
     """State that a worker should hold: the replica of a slot, or what is about to move there.
 
-    `key` tells wants apart. `origins` are the addresses of those who may have it, in the order to ask them in.
+    `key` tells wants apart. `origins` are the addresses of those who may have it, in the order to ask them in. If it is
+    `chained`, the first of them is to hold the same, and is waited for as long as it gets on with that.
     """
 
     key: str
     pieces: tuple[Piece, ...]
     origins: tuple[str, ...] = ()
+    chained: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -220,8 +220,8 @@ class SparkExecutor:
             self._cores = {worker: found.get(worker) or 1.0 for worker in workers}
         return self._cores
 
-    def request(self, more: int) -> int:
-        return 0 if self._local else self._population.ask(more)
+    def request(self, total: int) -> int:
+        return 0 if self._local else self._population.ask(total)
 
     def _summaries(self) -> Iterator[Any]:
         context: Any = self._spark.sparkContext._jsc.sc()

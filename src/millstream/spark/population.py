@@ -54,13 +54,15 @@ class Population:
         standalone = str(self._sc.master).startswith(("spark://", "local-cluster"))
         return standalone and not self._told and not self._set("spark.dynamicAllocation.enabled")
 
-    def ask(self, more: int) -> int:
-        """Asks for more; how many were asked for."""
+    def ask(self, total: int) -> int:
+        """Asks for so many in all; how many more there will be than there are. Those that were asked for before and
+        have not come yet count: to ask for as many once more changes nothing."""
+        more = max(0, total - len(self._usable()))
         if self._uses_all():
             self._warn(more, "Spark uses all that this cluster has; a worker that joins it will be used")
             return 0
         try:
-            if self._tell(self._expected() + more):
+            if self._tell(max(total, self._expected())):
                 return more
             self._warn(more, "this cluster's scheduler takes no requests")
         except Py4JError as error:

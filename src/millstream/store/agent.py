@@ -24,6 +24,7 @@ from __future__ import annotations
 
 import contextlib
 import hmac
+import operator
 import os
 import select
 import shutil
@@ -59,6 +60,8 @@ LEASE_S = 60.0
 NICE = 5
 START_S = 30.0
 """How long an agent may take to begin."""
+LAST_S = 2.0
+"""How long those that an agent is just answering may keep it from ending."""
 CALL_S = 5.0
 """How long a peer may take to answer, in seconds, without what the bytes take by themselves."""
 REACH_S = 5.0
@@ -74,7 +77,8 @@ MOST = 64 << 20
 
 T = TypeVar("T")
 
-_SCHEMA = pa.schema([pa.field("data", pa.large_binary())])
+_SCHEMA = pa.schema([pa.field("at", pa.int64(), nullable=False), pa.field("data", pa.large_binary())])
+"""Parts of an object: where each begins, and its bytes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,8 +153,11 @@ class AgentServer(flight.FlightServerBase):  # type: ignore[misc]
         found = self._worker.read(ask.name, ask.spans) if _modest(ask) else None
         if found is None:
             raise flight.FlightServerError(f"nothing is here of {ask.name!r}")
-        self.sent += sum(map(len, found))
-        batches = (pa.record_batch([pa.array([data], pa.large_binary())], schema=_SCHEMA) for data in found)
+        self.sent += sum(len(data) for _, data in found)
+        batches = (
+            pa.record_batch([pa.array([at], pa.int64()), pa.array([data], pa.large_binary())], schema=_SCHEMA)
+            for at, data in found
+        )
         return flight.GeneratorStream(_SCHEMA, batches)
 
     @contextlib.contextmanager
@@ -187,7 +194,6 @@ class AgentServer(flight.FlightServerBase):  # type: ignore[misc]
                 yield msgspec.msgpack.encode(self._reached(msgspec.msgpack.decode(body, type=list[str])))
             case "end":
                 self._ending.set()
-                self._told.set()
                 yield b""
             case other:
                 raise flight.FlightServerError(f"no action {other!r}")
@@ -220,6 +226,13 @@ class AgentServer(flight.FlightServerBase):  # type: ignore[misc]
             give_memory_back()
             return edit
 
+    def until_over(self) -> None:
+        """Waits until the query has ended, or no driver has spoken to this agent for too long."""
+        while not self._ending.wait(min(1.0, LEASE_S)):
+            if time.monotonic() - self.heard > LEASE_S:
+                self._ending.set()
+        self._told.set()
+
     def work(self) -> None:
         """Keeps replicas until the end."""
         while not self._ending.is_set():
@@ -230,8 +243,6 @@ class AgentServer(flight.FlightServerBase):  # type: ignore[misc]
             if not busy:
                 self._told.wait(0.5)
                 self._told.clear()
-            if time.monotonic() - self.heard > LEASE_S:
-                return
 
 
 def _modest(ask: Ask) -> bool:
@@ -259,24 +270,23 @@ class FlightPeer:
             self._client = flight.connect(f"grpc://{self.address}", generic_options=alone)
         return self._client
 
-    def give(self, name: str, spans: Sequence[Span]) -> Sequence[memoryview] | None:
-        """Some bytes of an object; None if the agent has nothing of it."""
+    def give(self, name: str, spans: Sequence[Span]) -> Sequence[tuple[int, memoryview]] | None:
+        """What the agent has of some bytes of an object, each part with where it begins; None if it has nothing."""
         size = sum(end - start for start, end in spans)
-        until = self._pace.reserve(size) if self._pace is not None else 0.0
         ticket = flight.Ticket(msgspec.msgpack.encode(Ask(name, list(spans))))
         try:
             reader = self._connected().do_get(ticket, self._options(size))
-            found: list[memoryview] = []
+            found: list[tuple[int, memoryview]] = []
             for chunk in reader:
-                column = chunk.data.column(0)
-                found += [memoryview(column[i].as_buffer()) for i in range(len(column))]
+                begins, column = chunk.data.column("at").to_numpy().tolist(), chunk.data.column("data")
+                found += [(operator.index(at), memoryview(column[i].as_buffer())) for i, at in enumerate(begins)]
         except flight.FlightServerError:
             return None
         except Exception as error:  # of the way there, or an answer that is none
             self.close()
             raise OSError(f"the agent at {self.address} does not answer: {_line(error)}") from error
-        if self._pace is not None:
-            self._pace.wait(until)
+        if self._pace is not None:  # by what came: nobody asks for more before this has been waited for
+            self._pace.wait(self._pace.reserve(sum(len(data) for _, data in found)))
         return found
 
     def call(self, action: str, body: bytes = b"", timeout: float = CALL_S) -> bytes:
@@ -366,16 +376,17 @@ def launch(settings: Settings) -> str:
 
 
 def agents_of(owner: int, query: str) -> list[int]:
-    """The processes that are agents of a worker and a query."""
-    found, wanted = [], [word.encode() for word in (NAME, str(owner), query)]
+    """The processes that are agents of a worker and a query, or wait in the place of one."""
+    found, wanted = [], [[word.encode() for word in (name, str(owner), query)] for name in (NAME, WAITS)]
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         with contextlib.suppress(OSError):
-            if path.read_bytes().rstrip(b"\0").split(b"\0")[-3:] == wanted:
+            if path.read_bytes().rstrip(b"\0").split(b"\0")[-3:] in wanted:
                 found.append(int(path.parent.name))
     return found
 
 
 NAME = "millstream-agent"
+WAITS = "millstream-waits"
 _MAIN = "from millstream.store.agent import main; main()"
 _WAIT_AND_REMOVE = """
 import select, shutil, sys
@@ -406,9 +417,11 @@ def main() -> NoReturn:
     print(server.address, flush=True)  # `launch` reads it
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
     try:
-        server.work()
-        threading.Timer(2.0, os._exit, (0,)).start()
-        server.shutdown()  # after the last answer
+        threading.Thread(target=server.work, daemon=True).start()
+        server.until_over()  # whatever it is doing just then
+        last = threading.Thread(target=server.shutdown, daemon=True)  # after the last answer
+        last.start()
+        last.join(LAST_S)
         if settings.cache.directory is not None:
             _give_way(settings, worker.directory)
     finally:
@@ -425,7 +438,7 @@ def _give_way(settings: Settings, directory: Path) -> None:
             return
         os.set_inheritable(worker, True)
         words = ["-I", "-S", "-c", _WAIT_AND_REMOVE, str(worker), str(directory)]
-        os.execv(sys.executable, [sys.executable, *words, NAME, str(settings.owner), settings.query])
+        os.execv(sys.executable, [sys.executable, *words, WAITS, str(settings.owner), settings.query])
 
 
 def _end_with(process: int, directory: Path) -> NoReturn:

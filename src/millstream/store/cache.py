@@ -16,13 +16,14 @@ Rules
   place of an agent that has ended before; if there is none, the next process does that opens a cache beside it.
 
 A directory has `<object>` (whole) or `<object>.part` (sparse) for each segment, `slots/<number>` with the notes, and
-`pace`, the time at which the next fetch may begin.
+`pace` and `pace-peers`, the times at which the next fetch may begin, from the store and from others.
 """
 
 from __future__ import annotations
 
 import atexit
 import contextlib
+import errno
 import fcntl
 import logging
 import os
@@ -30,6 +31,7 @@ import shutil
 import socket
 import struct
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
@@ -45,6 +47,7 @@ from millstream.store.objects import Data, ObjectStore
 DEFAULT_CACHE_BYTES = 16 << 30
 
 _PART = ".part"
+_NO_OBJECTS = ("pace", "pace-peers")
 _NEW_S = 60.0
 """Files younger than this stay, needed or not: the note may be yet to come."""
 _NOTE_S = 600.0
@@ -211,7 +214,7 @@ class WorkerCache:
         self._noted[slot] = now
         with self._trying():
             path = self.directory / "slots" / str(slot)
-            staged = path.with_name(f"{slot}.{os.getpid()}")
+            staged = path.with_name(f"{slot}.{os.getpid()}.{threading.get_ident()}")
             staged.write_bytes(msgspec.msgpack.encode([names.base(name) for name in needs]))
             staged.rename(path)
             if now - self._swept >= _NOTE_EVERY_S:
@@ -242,13 +245,14 @@ class WorkerCache:
     def _files(self) -> list[tuple[Path, str, os.stat_result]]:
         found = []
         for entry in os.scandir(self.directory):
-            if entry.name != "pace" and entry.is_file(follow_symlinks=False):
+            if entry.name not in _NO_OBJECTS and entry.is_file(follow_symlinks=False):
                 with contextlib.suppress(FileNotFoundError):
                     found.append((Path(entry.path), entry.name.removesuffix(_PART), entry.stat()))
         return found
 
-    def read(self, name: str, spans: Sequence[tuple[int, int]]) -> list[bytes] | None:
-        """Some bytes of an object, as they are here, which the reader has to check; None if nothing of it is here."""
+    def read(self, name: str, spans: Sequence[tuple[int, int]]) -> list[tuple[int, bytes]] | None:
+        """What is here of some bytes of an object, each part with where it begins. The reader has to check it. None if
+        nothing of the object is here."""
         if not self.knows(name):
             return None
         base = names.base(name)
@@ -258,7 +262,8 @@ class WorkerCache:
             except OSError:
                 continue
             try:
-                return [os.pread(descriptor, end - start, start) for start, end in spans]
+                parts = [part for span in spans for part in _written(descriptor, *span)]
+                return [(start, os.pread(descriptor, end - start, start)) for start, end in parts]
             except OSError:
                 return None
             finally:
@@ -317,6 +322,22 @@ class WorkerCache:
                     gone.append(known)
                     size -= stat.st_blocks * 512
         return gone
+
+
+def _written(descriptor: int, start: int, end: int) -> Iterator[tuple[int, int]]:
+    """The parts of a span of a sparse file that have been written, as far as the file system knows."""
+    while start < end:
+        try:
+            start = os.lseek(descriptor, start, os.SEEK_DATA)
+        except OSError as error:
+            if error.errno == errno.ENXIO:  # there is nothing from there on
+                return
+            raise
+        if start >= end:
+            return
+        hole = min(end, os.lseek(descriptor, start, os.SEEK_HOLE))
+        yield start, hole
+        start = hole
 
 
 # -- where caches are ----------------------------------------------------------------------------------------

@@ -195,8 +195,9 @@ class Pace(Protocol):
 class Peer(Protocol):
     """Somebody who may have bytes of the store's objects: another worker."""
 
-    def give(self, name: str, spans: Sequence[Span]) -> Sequence[memoryview] | None:
-        """Some bytes of an object, as far as it has them; None if it has nothing of it, or does not answer."""
+    def give(self, name: str, spans: Sequence[Span]) -> Sequence[tuple[int, memoryview]] | None:
+        """What it has of some bytes of an object, each part with where it begins; None if it has nothing of the object,
+        or does not answer."""
         ...
 
 
@@ -257,8 +258,8 @@ class Held:
             return bytes(data)
         fetcher = self._refuse(f"an index with digest {digest_of(data)}", f"digest {self.ref.digest}")
         for peer in fetcher.peers:
-            for data in peer.give(self.ref.name, [span]) or ():
-                if digest_of(data) == self.ref.digest:
+            for start, data in peer.give(self.ref.name, [span]) or ():
+                if start == span[0] and digest_of(data) == self.ref.digest:
                     self._traffic.given += len(data)
                     self._put([(span[0], memoryview(data))])
                     return bytes(data)
@@ -347,17 +348,20 @@ class Held:
             spans = [(self._span(first)[0], self._span(last)[1]) for first, last in runs]
             began = time.perf_counter()
             found = peer.give(self.ref.name, spans)
-            if found is None or len(found) != len(spans):
+            if found is None:
                 return left + missing[at:]
+            wanted = dict.fromkeys(missing[at : at + step], True)
             pieces: list[tuple[int, memoryview]] = []
-            for (first, last), (start, _), data in zip(runs, spans, found, strict=True):
-                for chunk in range(first, last + 1):
+            for start, data in found:
+                for chunk in range(-(-start // chunks.CHUNK), -(-(start + len(data)) // chunks.CHUNK)):
+                    if not wanted.get(chunk):
+                        continue
                     begin, end = self._span(chunk)
                     part = data[begin - start : end - start]
                     if self.index.vouches(chunk, part):
                         pieces.append((begin, part))
-                    else:
-                        left.append(chunk)
+                        wanted[chunk] = False
+            left += [chunk for chunk, lacking in wanted.items() if lacking]
             self._put(pieces)
             self._traffic.given += sum(len(part) for _, part in pieces)
             self._traffic.give_s += time.perf_counter() - began

@@ -24,7 +24,7 @@ from millstream.protocol.compaction import Job
 from millstream.protocol.keyspace import Hashes, Range, clip, coalesce
 from millstream.protocol.manifest import Edit, Input, Piece, SegmentRef
 from millstream.store import names
-from millstream.store.forms import NO_FORMS, Forms, unpacked
+from millstream.store.forms import NO_FORMS, Forms, sealed, unpacked
 from millstream.store.keys import Mask, Rows, arrange
 from millstream.store.objects import ObjectStore
 from millstream.store.rows import StateRows, joined_rows
@@ -153,7 +153,7 @@ def remade(
 
 
 def _merged(store: ObjectStore, cache: SegmentCache, job: Job) -> Iterator[tuple[SegmentRef, memoryview]]:
-    forms = unpacked(job.forms)
+    forms = unpacked(job.forms) if job.forms else sealed(pa.null(), job.pieces[0].segment.form)
     rows = newest_rows(store, cache, job.pieces, job.ranges, drop_dead=job.bottom, now=job.now, forms=forms)
     views = [view for piece in job.pieces for view, _ in cache.open(store, _clipped(piece, job.ranges))]
     return encoded(

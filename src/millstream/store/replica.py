@@ -5,7 +5,8 @@ Rules
 - It is told what to hold, as a whole, after every commit; what it holds already is never brought again. So replication
   is incremental, and one that was interrupted goes on where it was, chunk by chunk (see `held`).
 - It takes from peers first, in the order it was given, and from the store at last. Whatever a peer gives is checked
-  like any other bytes; one that does not answer is left out for a while.
+  like any other bytes; one that does not answer is left out for a while. Where the first of them is the one before in a
+  chain, others are asked only if nothing has come from there for `CHAIN_S`.
 - A segment that a compaction made is made anew here, if all that it was made from is here: so compactions do not cause
   state to be sent again. The result counts only if it has the digest that the manifest gives; otherwise it is fetched.
 - A worker that is about to hand something over sends what it writes here by itself, before the epoch is committed
@@ -17,6 +18,7 @@ Rules
 from __future__ import annotations
 
 import contextlib
+import math
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -29,13 +31,17 @@ from millstream.protocol.manifest import Piece, SegmentRef
 from millstream.protocol.replication import Order, Progress, Recipe, Want
 from millstream.store import names
 from millstream.store.cache import WorkerCache
-from millstream.store.held import Fetcher, Gone, NoRoom, Peer, Traffic
+from millstream.store.held import Fetcher, Gone, Nobody, NoRoom, Peer, Traffic
 from millstream.store.merge import give_memory_back, remade
 from millstream.store.objects import Data, Listed, ObjectStore
 from millstream.store.segments import SegmentCache, bring
 
 SHUN_S = 5.0
 """How long a peer that did not answer is left out."""
+CHAIN_S = 10.0
+"""How long whoever comes before in a chain is waited for if nothing comes from there."""
+LOOK_S = 0.2
+"""After which time it is asked again."""
 RETRY_S = 1.0
 """How long a piece that could not be brought waits."""
 PAUSE_S = 30.0
@@ -49,8 +55,10 @@ class Shunned:
     peer: Peer
     clock: Callable[[], float]
     until: float = 0.0
+    gave: float = -math.inf
+    """When it last gave all of a piece."""
 
-    def give(self, name: str, spans: Sequence[tuple[int, int]]) -> Sequence[memoryview] | None:
+    def give(self, name: str, spans: Sequence[tuple[int, int]]) -> Sequence[tuple[int, memoryview]] | None:
         if self.clock() < self.until:
             return None
         try:
@@ -75,6 +83,7 @@ class Keeper:
         self._order = Order(-1)
         self._held: dict[str, tuple[Range, ...]] = {}  # by segment, the ranges that are there
         self._later: dict[str, float] = {}
+        self._chains: dict[str, tuple[float, float]] = {}  # by want that waits for its chain: since when, and until
         self._paused = 0.0
         self._peers: dict[str, Shunned] = {}
         self.traffic = Traffic()
@@ -92,6 +101,8 @@ class Keeper:
                     name: ranges for name, ranges in self._held.items() if name in wanted and names.base(name) in there
                 }
                 self._later = {name: until for name, until in self._later.items() if name in wanted}
+                keys = {want.key for want in order.wants}
+                self._chains = {key: times for key, times in self._chains.items() if key in keys}
         return self.progress()
 
     def progress(self) -> Progress:
@@ -122,12 +133,15 @@ class Keeper:
         want, piece, recipe = chosen
         name = piece.segment.name
         try:
-            if recipe is None or not self._make(recipe, piece):
-                self._bring(want, piece)
+            if (recipe is None or not self._make(recipe, piece)) and not self._bring(want, piece):
+                return True
         except NoRoom as error:  # of the disk, or of what the cache may have: others would find none either
             self._put_off(name, error, pause=True)
         except (StoreUnavailable, DamagedObject, Gone, OSError) as error:
             self._put_off(name, error)
+        except Exception as error:  # a bug, or no memory: others must not wait behind it
+            self._put_off(name, error)
+            raise
         else:
             self.trouble = ""
             with self._lock:
@@ -163,19 +177,47 @@ class Keeper:
             if now < self._paused:
                 return None
             for want in order.wants:
+                if self._chains.get(want.key, (now, now))[1] > now:
+                    continue
                 for piece in want.pieces:
                     name = piece.segment.name
                     if not self._has(name, piece.ranges) and self._later.get(name, now) <= now:
                         return want, piece, _recipe_of(order.recipes, piece.segment)
         return None
 
-    def _bring(self, want: Want, piece: Piece) -> None:
+    def _bring(self, want: Want, piece: Piece) -> bool:
+        """Brings a piece; whether it is there. It is not if the one before in the chain is waited for."""
         self._check_room(piece.segment, piece.bytes)
         peers = [self._peer(address) for address in want.origins]
-        fetcher = Fetcher(self._store, self._worker.pace, self.traffic, peers)
+        waits = bool(peers) and want.chained and self._waits(want.key, peers[0])
         before = self.traffic.given + self.traffic.fetched
-        bring(self._worker, piece, fetcher, self.traffic)
-        self._took(piece.segment.name, self.traffic.given + self.traffic.fetched - before)
+        if waits:
+            fetcher: Fetcher = Nobody(self._store, None, self.traffic, peers[:1])
+        else:
+            fetcher = Fetcher(self._store, self._worker.pace, self.traffic, peers)
+        try:
+            bring(self._worker, piece, fetcher, self.traffic)
+        except Gone as error:
+            if not waits or isinstance(error, NoRoom):
+                raise
+            now = self._clock()
+            with self._lock:
+                since, _ = self._chains.get(want.key, (now, now))
+                self._chains[want.key] = (since, now + LOOK_S)
+            return False
+        finally:
+            self._took(piece.segment.name, self.traffic.given + self.traffic.fetched - before)
+        with self._lock:
+            self._chains.pop(want.key, None)
+        if waits:
+            peers[0].gave = self._clock()
+        return True
+
+    def _waits(self, key: str, peer: Shunned) -> bool:
+        """Whether to wait for the one before in the chain, rather than to ask anybody else."""
+        now = self._clock()
+        since, _ = self._chains.get(key, (now, now))
+        return peer.until <= now and now - max(since, peer.gave) < CHAIN_S
 
     def _check_room(self, ref: SegmentRef, size: int) -> None:
         if not self._worker.has(ref.name) and not self._worker.has_room(size):

@@ -584,8 +584,8 @@ class SegmentCache:
         """A segment that was just written, as it lies in the worker's cache, or else in the store."""
         worker = self._workers.get(store.uri)
         found = worker.read(ref.name, [(0, ref.bytes)]) if worker is not None else None
-        if found is not None and len(found[0]) == ref.bytes:
-            return found[0]
+        if found and len(found[0][1]) == ref.bytes:
+            return found[0][1]
         data = store.get(ref.name)
         return None if data is None else bytes(data)
 

@@ -89,8 +89,8 @@ class InProcessPeer:
     def __init__(self, agents: InProcessAgents, worker: str) -> None:
         self._agents, self._worker = agents, worker
 
-    def give(self, name: str, spans: Sequence[tuple[int, int]]) -> Sequence[memoryview] | None:
+    def give(self, name: str, spans: Sequence[tuple[int, int]]) -> Sequence[tuple[int, memoryview]] | None:
         if self._worker not in self._agents.keepers:
             raise OSError(f"worker {self._worker} does not answer")
         found = self._agents.cache(self._worker).read(name, spans)
-        return None if found is None else [memoryview(data) for data in found]
+        return None if found is None else [(start, memoryview(data)) for start, data in found]

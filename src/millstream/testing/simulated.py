@@ -202,7 +202,7 @@ class InProcess:
     def cores(self) -> dict[str, float]:
         return dict.fromkeys(self._workers(), 1.0)
 
-    def request(self, more: int) -> int:
+    def request(self, total: int) -> int:
         return 0
 
     def close(self) -> None:
