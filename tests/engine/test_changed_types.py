@@ -185,6 +185,20 @@ def test_a_step_goes_on_with_other_types_as_if_all_had_been_converted(
         if round_ >= 12 and not left_of(sim):
             break
     assert not left_of(sim), "an idle query goes on converting to the end"
+    compact, jobs = sim.driver.executor.compact, []
+
+    def noted(spec: Any, asked: Any) -> Any:
+        jobs.extend(job for job, _, _ in asked)
+        return compact(spec, asked)
+
+    monkeypatch.setattr(sim.driver.executor, "compact", noted)
+    for _ in range(12):
+        rows = records(rng, 70, 20)
+        sim.feed(s=rows)
+        model.apply(rows)
+    assert jobs
+    assert not any(job.forms for job in jobs), "agents can merge what is of one form, and do it again elsewhere"
+    assert state("total") == sorted(model.total.items())
     assert sim.driver.upkeep.trouble is None
     before = len(sim.outputs("out"))
     sim.advance_clock("2 hours")

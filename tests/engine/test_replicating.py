@@ -620,6 +620,66 @@ def test_what_cannot_be_prepared_is_not_waited_for(tmp_path: Path, monkeypatch: 
     run.check()
 
 
+def test_an_agent_that_does_not_answer_for_once_makes_no_round_look_prepared(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = [0.0]
+    run = Run(tmp_path)
+    run.replicas._clock = lambda: now[0]
+    run.feed(5)
+    run.agents.pieces = 0
+    number = run.sim.apply(plan_rescale(run.sim.layout, 9, strategy=ms.AllAtOnce(stall_s=0)))
+    run.feed(1)
+    now[0] += 10 * replicating.START_S
+    with monkeypatch.context() as patch:
+
+        def silent(self: InProcessAgents, worker: str, *_: Any) -> Progress:
+            raise OSError("it is busy")
+
+        patch.setattr(InProcessAgents, "tell", silent)
+        patch.setattr(InProcessAgents, "progress", silent)
+        run.feed(1)
+    for _ in range(2):
+        run.feed(1)
+        outcome = run.sim.outcome(number)
+        assert outcome is not None
+        assert (outcome.state, run.fetched) == ("running", 0)
+        assert outcome.lacking > 0
+        now[0] += 2.0  # then they are started again
+    run.agents.pieces = 1 << 30
+    run.feed(3)
+    outcome = run.sim.outcome(number)
+    assert outcome is not None
+    assert (outcome.state, run.fetched) == ("done", 0)
+    run.check()
+
+
+@pytest.mark.parametrize("protocol", ["direct", "cpa", "cpal", "auto"])
+def test_each_protocol_moves_state_and_says_what_it_was_expected_to_cost(tmp_path: Path, protocol: str) -> None:
+    run = Run(tmp_path)
+    run.feed(5)
+    plan = plan_rescale(run.sim.layout, 9, strategy=ms.Batched(16, protocol=protocol))
+    assert plan.protocol == (protocol if protocol != "auto" else plan.protocol)
+    assert list(plan.expected) == ["direct", "cpa", "cpal"]
+    assert "complete in" in str(plan)
+    number = run.sim.apply(plan)
+    fetched = 0
+    for _ in range(60):
+        run.feed(1, words=50)
+        fetched += run.fetched
+        outcome = run.sim.outcome(number)
+        assert outcome is not None
+        if outcome.over:
+            break
+    assert outcome.state == "done"
+    if plan.protocol == "cpal":
+        assert fetched == 0
+    else:
+        assert fetched > 0, "what replicas have not is fetched"
+    assert set(run.sim.driver.tables["count"].slots) == set(range(9))
+    run.check()
+
+
 def test_what_a_compaction_made_waits_for_replicas_and_is_not_made_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -287,6 +287,9 @@ def test_a_decision_explains_itself() -> None:
         "    slot 0 -> slot 3: 1 bin, 1 kB\n"
         "    in all: 3 bins, 3 kB, in 1 round over 1 epoch\n"
         "    at most: 3 bins, 3 kB in a round; 1 bin, 1 kB to one slot in a round\n"
+        "    direct: stall under 0.001 s, complete in 1 s\n"
+        "    cpa: stall under 0.001 s, complete in 1 s\n"
+        "    cpal: stall 0 s, complete in 1 s (chosen)\n"
         "    starts at once"
     )
     decision, _ = eager(Adaptive((Scale(), Isolate(), Balance())), even_facts([100] * 32))

@@ -111,6 +111,20 @@ def test_a_worker_that_is_being_drained_holds_no_replicas_while_there_are_two_ot
 
 
 @given(st.integers(0, 1 << 30))
+def test_placement_by_load_costs_no_member_however_few_hosts_there_are(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    workers = {f"w{number}": f"h{rng.integers(1 + number // 2)}" for number in range(int(rng.integers(3, 7)))}
+    placed = {slot: f"w{rng.integers(len(workers))}" for slot in range(int(rng.integers(2, 12)))}
+    history = {slot: rng.random(12).tolist() for slot in placed}
+    groups = replica_groups({}, placed, workers, 2, {})
+    moved = by_load(groups, placed, workers, history)
+    assert {slot: len(members) for slot, members in moved.items()} == {slot: len(groups[slot]) for slot in groups}
+    for slot, members in moved.items():
+        assert placed[slot] not in members
+        assert len(set(members)) == len(members)
+
+
+@given(st.integers(0, 1 << 30))
 def test_what_went_by_load_does_not_go_back_by_bytes(seed: int) -> None:
     rng = np.random.default_rng(seed)
     workers = {f"w{number}": f"h{number}" for number in range(int(rng.integers(3, 7)))}

@@ -31,7 +31,7 @@ from millstream.spark import agents as agents_module
 from millstream.spark.agents import SparkAgents
 from millstream.store import agent as agent_module
 from millstream.store import cache as cache_module
-from millstream.store import names
+from millstream.store import names, replica
 from millstream.store.agent import AgentServer, FlightPeer, Settings, launch
 from millstream.store.cache import CacheSettings, Limiter, WorkerCache
 from millstream.store.journal import Journal
@@ -222,6 +222,104 @@ def test_a_chain_goes_on_around_a_member_that_is_gone(site: Site) -> None:
     middle.shutdown()
     assert held(last.keeper, Order(1, (Want("slot 0", (more, piece), (address, origin.address)),)))
     assert last.keeper.traffic.fetched == 0
+
+
+def test_each_member_of_a_chain_waits_for_the_one_before_and_the_origin_sends_once(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(replica, "LOOK_S", 0.0)
+    pieces = tuple(site.written("a", seed, 3 - seed) for seed in (1, 2, 3))
+    origin, middle, last = site.agent("a"), site.agent("b"), site.agent("c")
+    wanted = Order(0, (Want("slot 0", pieces, (middle.address, origin.address), chained=True),))
+    last.keeper.tell(wanted)
+    for _ in range(3):
+        last.keeper.work()
+    assert (origin.sent, last.keeper.traffic.fetched) == (0, 0), "it waits"
+    assert not last.keeper.trouble
+    assert held(middle.keeper, Order(0, (Want("slot 0", pieces, (origin.address, last.address)),)))
+    sent = origin.sent
+    assert held(last.keeper, wanted)
+    assert origin.sent == sent
+    assert last.keeper.traffic.given == middle.keeper.traffic.given
+    assert last.keeper.traffic.fetched == 0
+
+
+@pytest.mark.parametrize("why", ["it gets nothing", "it is gone", "its bytes are wrong"])
+def test_a_member_of_a_chain_that_gets_nowhere_is_not_waited_for(
+    site: Site, why: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = [0.0]
+    piece = site.written("a", 1, 0)
+    site.copied("a")
+    origin, middle = site.agent("a"), site.agent("b")
+    if why == "it is gone":
+        middle.shutdown()
+    if why == "its bytes are wrong":
+        (site.folder / "b" / names.base(piece.segment.name)).write_bytes(bytes(piece.segment.bytes))
+    last = Keeper(site.store, site.cache("c"), lambda address: FlightPeer(address, TOKEN, QUERY), lambda: now[0])
+    wanted = Order(0, (Want("slot 0", (piece,), (middle.address, origin.address), chained=True),))
+    for _ in range(20):
+        if held(last, wanted):
+            break
+        now[0] += 1.0
+    assert held(last, wanted)
+    assert last.traffic.given >= piece.segment.bytes
+    assert last.traffic.fetched == 0
+    assert now[0] <= replica.CHAIN_S + 1
+
+
+def test_what_a_peer_has_only_in_part_is_sent_in_part(site: Site) -> None:
+    piece = site.written("a", 1, 0, 60_000)
+    origin, middle, last = site.agent("a"), site.agent("b"), site.agent("c")
+    half = replace(piece, ranges=HALF)
+    assert held(middle.keeper, Order(0, (Want("slot 0", (half,), (origin.address,)),)))
+    assert held(last.keeper, Order(0, (Want("slot 0", (piece,), (middle.address,)),)))
+    assert middle.sent < 0.65 * piece.segment.bytes, "no holes"
+    assert last.keeper.traffic.given > 0.9 * middle.sent
+    assert last.keeper.traffic.fetched > 0.3 * piece.segment.bytes
+    assert read(site.store, site.cache("c"), piece)[1] == 0
+
+
+def test_a_piece_that_fails_as_nobody_thought_of_holds_up_no_others(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second = site.written("a", 1, 1), site.written("a", 2, 0)
+    origin, target = site.agent("a"), site.agent("b")
+    bring = Keeper._bring
+
+    def fails(self: Keeper, want: Want, piece: Piece) -> bool:
+        if piece is first:
+            raise MemoryError
+        return bring(self, want, piece)
+
+    monkeypatch.setattr(Keeper, "_bring", fails)
+    target.keeper.tell(Order(0, (Want("slot 0", (first, second), (origin.address,)),)))
+    with pytest.raises(MemoryError):
+        target.keeper.work()
+    assert target.keeper.work()
+    assert target.keeper.progress().lacks == {"slot 0": (first.segment.name,)}
+
+
+def test_an_agent_that_is_told_to_end_does_not_first_bring_what_it_has_begun(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server, began, never = site.agent("a"), threading.Event(), threading.Event()
+
+    def slow(self: Keeper) -> bool:
+        began.set()
+        return never.wait(60)
+
+    monkeypatch.setattr(Keeper, "work", slow)
+    threads = [threading.Thread(target=work, daemon=True) for work in (server.work, server.until_over)]
+    for thread in threads:
+        thread.start()
+    assert began.wait(20)
+    FlightPeer(server.address, TOKEN, QUERY).call("end")
+    threads[1].join(20)
+    assert not threads[1].is_alive()
+    assert threads[0].is_alive()
+    never.set()
+    threads[0].join(20)
 
 
 def test_a_peer_with_a_flipped_bit_is_found_out_and_the_store_is_asked(site: Site) -> None:

@@ -48,7 +48,11 @@ class Cost:
     completion_s: float
 
     def __str__(self) -> str:
-        return f"stall {self.stall_s:.3g} s, complete in {self.completion_s:.3g} s"
+        return f"stall {_seconds(self.stall_s)}, complete in {_seconds(self.completion_s)}"
+
+
+def _seconds(many: float) -> str:
+    return "under 0.001 s" if 0 < many < 0.001 else f"{many:.3g} s"
 
 
 def cost(plan: MigrationPlan, protocol: str, measured: Measured, state_bytes: int, held: float = 0.0) -> Cost:
@@ -105,8 +109,7 @@ def by_protocol(
         measured = Measured(layout.epoch_s or 1.0, layout.fetch_rate, layout.give_rate, layout.written)
         total = _total(layout)
         found = {name: cost(each, name, measured, total, _held(each, layout, name)) for name, each in plans.items()}
-        if plan.stall_bytes > 0.01 * measured.fetch_rate:  # else there is nothing to choose between
-            expected = {name: str(each) for name, each in found.items()}
+        expected = {name: str(each) for name, each in found.items()}
         chosen = choice(found, strategy.stall_s) if chosen == "auto" else chosen
     chosen = "direct" if chosen == "auto" else chosen
     return replace(plans[chosen], protocol=chosen, prepared=chosen == "cpal", expected=expected)
