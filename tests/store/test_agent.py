@@ -280,6 +280,41 @@ def test_what_a_peer_has_only_in_part_is_sent_in_part(site: Site) -> None:
     assert read(site.store, site.cache("c"), piece)[1] == 0
 
 
+def test_small_segments_are_asked_for_together_and_each_is_checked(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    pieces = tuple(site.written("a", seed, seed, 100) for seed in range(20))
+    site.copied("a")
+    wrong, lost, short = (site.folder / "a" / names.base(piece.segment.name) for piece in pieces[3:6])
+    data = bytearray(wrong.read_bytes())
+    data[len(data) // 2] ^= 1
+    wrong.write_bytes(data)
+    lost.unlink()
+    short.write_bytes(short.read_bytes()[:-1])
+    origin, target = site.agent("a"), site.agent("b")
+    calls: list[int] = []
+    asked = FlightPeer._asked
+
+    def counted(self: FlightPeer, asks: Any) -> Any:
+        calls.append(len(asks))
+        return asked(self, asks)
+
+    monkeypatch.setattr(FlightPeer, "_asked", counted)
+    assert held(target.keeper, Order(0, (Want("slot 0", pieces, (origin.address,)),)))
+    assert calls[0] == 20
+    assert 3 <= len(calls) < 12, "what was wrong is asked for again by itself"
+    progress = target.keeper.progress()
+    assert progress.given > 16 * pieces[0].segment.bytes
+    assert 0 < progress.fetched <= 3 * pieces[0].segment.bytes * 1.1
+    for piece in pieces:
+        values, fetched = read(site.store, site.cache("b"), piece)
+        assert (len(values), fetched) == (100, 0)
+    stored = WorkerCache(site.folder / "c")
+    few = Keeper(site.store, stored, lambda address: FlightPeer(address, TOKEN, QUERY))
+    monkeypatch.setattr(replica, "MANY", 4)
+    calls.clear()
+    assert held(few, Order(0, (Want("slot 0", pieces[6:], (origin.address,)),)))
+    assert max(calls) == 4
+
+
 def test_a_piece_that_fails_as_nobody_thought_of_holds_up_no_others(
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -361,7 +396,7 @@ class Liar(flight.FlightServerBase):  # type: ignore[misc]
         turn = self.turn % len(answers)
         column = pa.array(answers[turn], pa.float64() if turn == 3 else pa.large_binary())
         begins: list[list[Any]] = [[0], [], [0], [0], [-(1 << 62)], [None if self.turn % 5 else 0.5]]
-        return flight.RecordBatchStream(pa.table({"at": begins[turn], "data": column}))
+        return flight.RecordBatchStream(pa.table({"ask": [0] * len(column), "at": begins[turn], "data": column}))
 
     def do_action(self, context: Any, action: Any) -> Iterator[bytes]:
         yield b"\xc1 garbage"

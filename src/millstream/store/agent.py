@@ -33,7 +33,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -49,6 +49,7 @@ from millstream.protocol.manifest import Edit, SegmentRef
 from millstream.protocol.replication import Order, Progress
 from millstream.store.cache import CacheSettings, Limiter, WorkerCache, identity, open_cache
 from millstream.store.chunks import Span
+from millstream.store.held import FETCH_TOGETHER
 from millstream.store.journal import check_format
 from millstream.store.merge import give_memory_back, merge
 from millstream.store.names import Maker
@@ -77,8 +78,8 @@ MOST = 64 << 20
 
 T = TypeVar("T")
 
-_SCHEMA = pa.schema([pa.field("at", pa.int64(), nullable=False), pa.field("data", pa.large_binary())])
-"""Parts of an object: where each begins, and its bytes."""
+_SCHEMA = pa.schema([("ask", pa.int64()), ("at", pa.int64()), ("data", pa.large_binary())])
+"""Parts of objects: which of what was asked for each belongs to, where it begins, and its bytes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,16 +150,13 @@ class AgentServer(flight.FlightServerBase):  # type: ignore[misc]
         self._ending = threading.Event()
 
     def do_get(self, context: Any, ticket: Any) -> Any:
-        ask = msgspec.msgpack.decode(ticket.ticket, type=Ask)
-        found = self._worker.read(ask.name, ask.spans) if _modest(ask) else None
-        if found is None:
-            raise flight.FlightServerError(f"nothing is here of {ask.name!r}")
-        self.sent += sum(len(data) for _, data in found)
-        batches = (
-            pa.record_batch([pa.array([at], pa.int64()), pa.array([data], pa.large_binary())], schema=_SCHEMA)
-            for at, data in found
-        )
-        return flight.GeneratorStream(_SCHEMA, batches)
+        asks = msgspec.msgpack.decode(ticket.ticket, type=list[Ask])
+        found = [self._worker.read(ask.name, ask.spans) for ask in asks] if _modest(asks) else [None]
+        if all(parts is None for parts in found):
+            raise flight.FlightServerError(f"nothing is here of {asks[0].name!r}" if asks else "nothing is asked for")
+        parts = [(number, *part) for number, some in enumerate(found) for part in some or ()]
+        self.sent += sum(len(data) for _, _, data in parts)
+        return flight.GeneratorStream(_SCHEMA, _batches(parts))
 
     @contextlib.contextmanager
     def _taking(self, size: int) -> Iterator[None]:
@@ -245,8 +243,22 @@ class AgentServer(flight.FlightServerBase):  # type: ignore[misc]
                 self._told.clear()
 
 
-def _modest(ask: Ask) -> bool:
-    return all(0 <= start < end for start, end in ask.spans) and sum(b - a for a, b in ask.spans) <= MOST
+def _modest(asks: Sequence[Ask]) -> bool:
+    spans = [span for ask in asks for span in ask.spans]
+    return all(0 <= start < end for start, end in spans) and sum(b - a for a, b in spans) <= MOST
+
+
+def _batches(parts: Sequence[tuple[int, int, bytes]]) -> Iterator[pa.RecordBatch]:
+    """The parts, in batches of about as much as is asked for at a time."""
+    first, size = 0, 0
+    for last, (_, _, data) in enumerate(parts, 1):
+        size += len(data)
+        if size >= FETCH_TOGETHER or last == len(parts):
+            columns = zip(*parts[first:last], strict=True)
+            yield pa.record_batch(
+                [pa.array(each, field.type) for each, field in zip(columns, _SCHEMA, strict=True)], schema=_SCHEMA
+            )
+            first, size = last, 0
 
 
 # -- asking ---------------------------------------------------------------------------------------------------------
@@ -272,21 +284,33 @@ class FlightPeer:
 
     def give(self, name: str, spans: Sequence[Span]) -> Sequence[tuple[int, memoryview]] | None:
         """What the agent has of some bytes of an object, each part with where it begins; None if it has nothing."""
-        size = sum(end - start for start, end in spans)
-        ticket = flight.Ticket(msgspec.msgpack.encode(Ask(name, list(spans))))
+        found = self._asked([Ask(name, list(spans))])
+        return None if found is None else found[0]
+
+    def gather(self, sizes: Mapping[str, int]) -> dict[str, memoryview]:
+        """Those of some objects, given with their sizes, that it has all of."""
+        found = self._asked([Ask(name, [(0, size)]) for name, size in sizes.items()]) or []
+        return {name: parts[0][1] for name, parts in zip(sizes, found, strict=False) if len(parts) == 1}
+
+    def _asked(self, asks: Sequence[Ask]) -> list[list[tuple[int, memoryview]]] | None:
+        """The answer to each; None if the agent has nothing of all that."""
+        size = sum(end - start for ask in asks for start, end in ask.spans)
+        ticket = flight.Ticket(msgspec.msgpack.encode(asks))
         try:
             reader = self._connected().do_get(ticket, self._options(size))
-            found: list[tuple[int, memoryview]] = []
+            found: list[list[tuple[int, memoryview]]] = [[] for _ in asks]
             for chunk in reader:
-                begins, column = chunk.data.column("at").to_numpy().tolist(), chunk.data.column("data")
-                found += [(operator.index(at), memoryview(column[i].as_buffer())) for i, at in enumerate(begins)]
+                which, begins = (chunk.data.column(name).to_numpy().tolist() for name in ("ask", "at"))
+                column = chunk.data.column("data")
+                for i, (number, at) in enumerate(zip(which, begins, strict=True)):
+                    found[number].append((operator.index(at), memoryview(column[i].as_buffer())))
         except flight.FlightServerError:
             return None
         except Exception as error:  # of the way there, or an answer that is none
             self.close()
             raise OSError(f"the agent at {self.address} does not answer: {_line(error)}") from error
         if self._pace is not None:  # by what came: nobody asks for more before this has been waited for
-            self._pace.wait(self._pace.reserve(sum(len(data) for _, data in found)))
+            self._pace.wait(self._pace.reserve(sum(len(data) for parts in found for _, data in parts)))
         return found
 
     def call(self, action: str, body: bytes = b"", timeout: float = CALL_S) -> bytes:

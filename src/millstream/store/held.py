@@ -201,6 +201,15 @@ class Peer(Protocol):
         ...
 
 
+def is_right(ref: SegmentRef, data: memoryview) -> bool:
+    """Whether these are all the bytes of a segment's object."""
+    size = file_size(ref.bytes)
+    if len(data) != ref.bytes or digest_of(data[size:]) != ref.digest:
+        return False
+    index, step = Index.read(data[size:], ref.rows), chunks.CHUNK
+    return all(index.vouches(at // step, data[at : min(at + step, size)]) for at in range(0, size, step))
+
+
 class Fetcher:
     """Brings bytes from the store, at a certain pace, and counts them. It knows of peers who may have them, too."""
 

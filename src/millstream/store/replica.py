@@ -21,9 +21,10 @@ import contextlib
 import math
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 from millstream.errors import DamagedObject, MillstreamError, StoreUnavailable
 from millstream.protocol.keyspace import Range, clip, coalesce
@@ -31,13 +32,17 @@ from millstream.protocol.manifest import Piece, SegmentRef
 from millstream.protocol.replication import Order, Progress, Recipe, Want
 from millstream.store import names
 from millstream.store.cache import WorkerCache
-from millstream.store.held import Fetcher, Gone, Nobody, NoRoom, Peer, Traffic
+from millstream.store.held import FETCH_TOGETHER, Fetcher, Gone, Nobody, NoRoom, Peer, Traffic, is_right
 from millstream.store.merge import give_memory_back, remade
 from millstream.store.objects import Data, Listed, ObjectStore
 from millstream.store.segments import SegmentCache, bring
 
 SHUN_S = 5.0
 """How long a peer that did not answer is left out."""
+SMALL = 256 << 10
+"""Segments of at most so many bytes are asked for several at a time, whole."""
+MANY = 256
+"""How many at most."""
 CHAIN_S = 10.0
 """How long whoever comes before in a chain is waited for if nothing comes from there."""
 LOOK_S = 0.2
@@ -48,11 +53,19 @@ PAUSE_S = 30.0
 """How long everything waits where there is no room."""
 
 
+class Giver(Peer, Protocol):
+    """Another worker's agent."""
+
+    def gather(self, sizes: Mapping[str, int]) -> dict[str, memoryview]:
+        """Those of some objects, given with their sizes, that it has all of."""
+        ...
+
+
 @dataclass(slots=True)
 class Shunned:
     """A peer that is left out for a while after it has not answered."""
 
-    peer: Peer
+    peer: Giver
     clock: Callable[[], float]
     until: float = 0.0
     gave: float = -math.inf
@@ -67,6 +80,15 @@ class Shunned:
             self.until = self.clock() + SHUN_S
             return None
 
+    def gather(self, sizes: Mapping[str, int]) -> dict[str, memoryview]:
+        if self.clock() < self.until:
+            return {}
+        try:
+            return self.peer.gather(sizes)
+        except Exception:
+            self.until = self.clock() + SHUN_S
+            return {}
+
 
 class Keeper:
     """Holds the replicas of one worker. `tell` and `progress` may be called from any thread, `work` from one."""
@@ -75,7 +97,7 @@ class Keeper:
         self,
         store: ObjectStore,
         worker: WorkerCache,
-        reach: Callable[[str], Peer],
+        reach: Callable[[str], Giver],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._store, self._worker, self._reach, self._clock = store, worker, reach, clock
@@ -133,6 +155,8 @@ class Keeper:
         want, piece, recipe = chosen
         name = piece.segment.name
         try:
+            if recipe is None and self._gather(want):
+                return True
             if (recipe is None or not self._make(recipe, piece)) and not self._bring(want, piece):
                 return True
         except NoRoom as error:  # of the disk, or of what the cache may have: others would find none either
@@ -184,6 +208,44 @@ class Keeper:
                     if not self._has(name, piece.ranges) and self._later.get(name, now) <= now:
                         return want, piece, _recipe_of(order.recipes, piece.segment)
         return None
+
+    def _gather(self, want: Want) -> bool:
+        """Brings some small segments in one call, which new ones mostly are. Whether any came: what did not is brought
+        by itself."""
+        wanted: dict[str, SegmentRef] = {}
+        room, now = FETCH_TOGETHER, self._clock()
+        with self._lock:
+            made = {ref.name for recipe in self._order.recipes for ref in recipe.outputs}
+            for piece in want.pieces:
+                name, ref = piece.segment.name, piece.segment
+                if ref.bytes > min(SMALL, room) or name in made or self._has(name, piece.ranges):
+                    continue
+                if self._later.get(name, now) <= now and not self._worker.has(name):
+                    wanted[name] = ref
+                    room -= ref.bytes
+                if len(wanted) == MANY:
+                    break
+        if len(wanted) < 2 or not want.origins:
+            return False
+        peer, came = self._peer(want.origins[0]), 0
+        began = time.perf_counter()
+        found = peer.gather({name: ref.bytes for name, ref in wanted.items()})
+        self.traffic.give_s += time.perf_counter() - began
+        nothing = _Nothing(f"sent:{self._store.uri}")
+        for name, data in found.items():
+            ref = wanted[name]
+            if is_right(ref, data):
+                self._check_room(ref, ref.bytes)
+                self._took(name, self._worker.keep(nothing, name, data))
+                if not self._worker.has(name):
+                    raise NoRoom(f"the cache in {self._worker.directory} cannot be written")
+                self.traffic.given += ref.bytes
+                came += 1
+                with self._lock:
+                    self._held[name] = ref.covers
+        if came:
+            peer.gave = self._clock()
+        return bool(came)
 
     def _bring(self, want: Want, piece: Piece) -> bool:
         """Brings a piece; whether it is there. It is not if the one before in the chain is waited for."""

@@ -94,3 +94,7 @@ class InProcessPeer:
             raise OSError(f"worker {self._worker} does not answer")
         found = self._agents.cache(self._worker).read(name, spans)
         return None if found is None else [(start, memoryview(data)) for start, data in found]
+
+    def gather(self, sizes: Mapping[str, int]) -> dict[str, memoryview]:
+        found = {name: self.give(name, [(0, size)]) for name, size in sizes.items()}
+        return {name: parts[0][1] for name, parts in found.items() if parts and len(parts) == 1}
