@@ -57,6 +57,8 @@ _EMPTY_S = 3600.0
 _NOTE_EVERY_S = 5.0
 """How often a slot notes what it needs, and what nobody needs is looked for. Much less than the time that files stay in
 any case: a file that is needed is in a note by then."""
+_PLENTY_S = 10.0
+"""For so long if there is plenty."""
 _MEASURED_S = 1.0
 """For so long it is known how much room there is, but for what other processes of the worker have brought since."""
 
@@ -131,7 +133,7 @@ class WorkerCache:
         self._noted: dict[int | str, float] = {}
         self._swept = time.monotonic()
         self._unmeasured = limit  # what was written since the size was last measured; at first nobody knows
-        self._room, self._measured = 0, -_MEASURED_S
+        self._room, self._measured = 0, -_PLENTY_S
         self._warned = False
         self._make()
 
@@ -226,7 +228,7 @@ class WorkerCache:
         needed, now = {*self._needed(own=True), *self._needed(own=False)}, time.time()
         for path, name, found in self._files():
             if name not in needed and now - found.st_mtime > _NEW_S:
-                path.unlink(missing_ok=True)
+                Path(path).unlink(missing_ok=True)
 
     def _needed(self, own: bool) -> set[str]:
         """What this worker's slots need; or else, what is held for other reasons."""
@@ -242,12 +244,12 @@ class WorkerCache:
                     needed.update(msgspec.msgpack.decode(path.read_bytes(), type=list[str]))
         return needed
 
-    def _files(self) -> list[tuple[Path, str, os.stat_result]]:
+    def _files(self) -> list[tuple[str, str, os.stat_result]]:
         found = []
         for entry in os.scandir(self.directory):
             if entry.name not in _NO_OBJECTS and entry.is_file(follow_symlinks=False):
                 with contextlib.suppress(FileNotFoundError):
-                    found.append((Path(entry.path), entry.name.removesuffix(_PART), entry.stat()))
+                    found.append((entry.path, entry.name.removesuffix(_PART), entry.stat()))
         return found
 
     def read(self, name: str, spans: Sequence[tuple[int, int]]) -> list[tuple[int, bytes]] | None:
@@ -291,7 +293,8 @@ class WorkerCache:
         """Whether there is room for so many bytes without removing anything. All files are looked at for a no, and now
         and then; for each of thousands of segments, that would take longer than bringing them."""
         now = time.monotonic()
-        if now - self._measured > _MEASURED_S or self._room < count:
+        known_for = _MEASURED_S if self._room < self._limit // 4 else _PLENTY_S
+        if now - self._measured > known_for or self._room < count:
             self._room, self._measured = self._limit, now
             with self._trying():
                 self._room -= sum(stat.st_blocks * 512 for _, _, stat in self._files() if stat.st_nlink == 1)
@@ -318,7 +321,7 @@ class WorkerCache:
                 if size <= self._limit:
                     break
                 if known != current:
-                    path.unlink(missing_ok=True)
+                    Path(path).unlink(missing_ok=True)
                     gone.append(known)
                     size -= stat.st_blocks * 512
         return gone
