@@ -28,7 +28,7 @@ from bench.rhino_command import queries
 from bench.rhino_command import trials as nexmark_trials
 from bench.rhino_report import PREPARED, STORE
 from bench.rhino_trials import Reconfiguration
-from bench.trial_command import Benchmark, bins, command, named, number
+from bench.trial_command import Benchmark, bins, command, named, number, wires
 
 PARTS = ("kill", "handover", "throughput", "spark", "nexmark")
 MAIN = "from bench.recovery_trials import main; main()"
@@ -233,18 +233,8 @@ main = command(
             *queries(" of the part nexmark"),
             number("events", click.FloatRange(40), 4_000, "Events per second of the part nexmark."),
             number("workers", click.IntRange(2), 4, "Executors of one core."),
-            number(
-                "limit",
-                click.IntRange(0),
-                125_000_000,
-                "Bytes a second that all workers together may fetch, and may take from each other; 0 for no limit.",
-            ),
+            *wires(),
             number("kills", click.IntRange(1), 3, "Kills, or handovers, of a trial."),
-            click.Option(
-                ["--network"],
-                is_flag=True,
-                help="Workers on hosts of their own, in network namespaces with wires of 1 Gbit/s. Needs root.",
-            ),
             number("warm warm_s", float, 8.0, "Seconds before anything counts."),
             number("hold hold_s", float, 8.0, "Seconds of steady records."),
         ],

@@ -15,7 +15,7 @@ from bench import rhino_report as report
 from bench.rhino_pictures import draw
 from bench.rhino_queries import NAMES
 from bench.rhino_trials import Reconfiguration
-from bench.trial_command import Benchmark, bins, named, number
+from bench.trial_command import Benchmark, bins, named, number, wires
 
 MAIN = "from bench.rhino_trials import main; main()"
 SIZES_MB = {"nbq8": 400, "nbq5": 6, "nbqx": 100}
@@ -39,12 +39,7 @@ def options(variants: Sequence[str], rate: float) -> list[click.Option]:
         bins(256),
         number("rate", click.FloatRange(40), rate, "Events per second."),
         number("workers", click.IntRange(2), 4, "Executors of one core; an even number."),
-        number(
-            "limit",
-            click.IntRange(0),
-            125_000_000,
-            "Bytes a second that all workers together may fetch, and may take from each other; 0 for no limit.",
-        ),
+        *wires(),
         number("warm warm_s", float, 20.0, "Seconds before anything counts."),
         number("hold hold_s", float, 30.0, "Seconds of steady records."),
     ]

@@ -73,6 +73,24 @@ def number(option: str, kind: Any, default: float, text: str) -> click.Option:
     return click.Option([f"--{flag}", *value], type=kind, default=default, show_default=True, help=text)
 
 
+def wires() -> list[click.Option]:
+    """The options for what bytes cost."""
+    return [
+        number(
+            "limit",
+            click.IntRange(0),
+            125_000_000,
+            "Bytes a second that all workers together may fetch, and may take from each other; 0 for no limit.",
+        ),
+        click.Option(
+            ["--network"],
+            is_flag=True,
+            help="Workers on hosts of their own, in network namespaces with wires of 1 Gbit/s, which then limit what "
+            "they take from each other. Needs root.",
+        ),
+    ]
+
+
 def bins(default: int) -> click.Option:
     """The option for the number of bins."""
 
