@@ -335,7 +335,7 @@ def test_each_protocol_moves_state_and_says_what_it_was_expected_to_cost(tmp_pat
     run = Run(tmp_path)
     run.feed(5)
     plan = plan_rescale(run.sim.layout, 9, strategy=ms.Batched(16, protocol=protocol))
-    assert plan.protocol == (protocol if protocol != "auto" else plan.protocol)
+    assert plan.protocol == (protocol if protocol != "auto" else "cpal"), "the least stall, and as soon complete"
     assert list(plan.expected) == ["direct", "cpa", "cpal"]
     assert "complete in" in str(plan)
     number = run.sim.apply(plan)

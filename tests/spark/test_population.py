@@ -77,6 +77,8 @@ class Scheduler:
 
 def test_a_standalone_cluster_that_uses_all_it_has_is_told_no_number(caplog: pytest.LogCaptureFixture) -> None:
     spark = Scheduler("spark://here:1", DECOMMISSION, 3)
+    assert spark.population.ask(3) == 0
+    assert not caplog.records, "they are there"
     assert (spark.population.ask(5), spark.population.ask(5)) == (0, 0)
     assert spark.told == []
     assert len(caplog.records) == 1, "it is told once"

@@ -12,7 +12,7 @@ Which test covers what, beside this one's cases (`like/this`):
 | origin, first or second replica killed | replication | `replication/.../executor` |
 | its agent killed | replication | `replication/.../agent`; test_replicas.py, all at once |
 | its agent does not answer | replication | `replication/.../frozen`, `.../naps`; test_agent.py `test_a_peer_that_...` |
-| target or origin killed | prepare, catch up | `handover/.../catch up`; test_replicating.py `test_a_target_...` |
+| target or origin killed | prepare, catch up | `handover/.../catch up`; test_handing_over.py `test_a_target_...` |
 | the target's agent killed | prepare, catch up | `handover/agent/catch up` |
 | target or origin killed | writing through | `handover/.../writing` |
 | target or origin killed | cut over | `handover/.../planned`, `executed`, `committed`; test_nexmark_killed.py |
@@ -25,7 +25,8 @@ Which test covers what, beside this one's cases (`like/this`):
 | caches damaged or stale | recovery | `damaged`; test_agent.py for one bit; test_cache.py |
 | full disk | replication, recovery | `full`; test_agent.py `test_a_disk_that_cannot_be_written_...` |
 | slow disk | replication, recovery | `crawling` |
-| slow network | catch up | `deadline`; test_replicating.py `test_a_migration_that_can_never_catch_up_...` |
+| slow network | catch up | `deadline`; test_handing_over.py `test_a_migration_that_can_never_catch_up_...` |
+| a worker is cut off from its peers, or from the driver | steady | test_standalone.py |
 | wrong token, query, garbage | replication | test_agent.py, for peers and for the driver |
 | more replicas than workers | | the lives `slow` and `small`; test_replicating.py |
 | a cache smaller than a slot | | the life `small`; test_replicating.py, test_agent.py |

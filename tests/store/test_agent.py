@@ -160,9 +160,11 @@ def test_what_is_held_is_not_sent_again(site: Site) -> None:
     assert again.keeper.traffic.given == 0
 
 
+@pytest.mark.parametrize("together", [True, False])
 def test_many_segments_are_brought_without_looking_through_the_cache_for_each(
-    site: Site, monkeypatch: pytest.MonkeyPatch
+    site: Site, together: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(replica, "SMALL", 1 << 18 if together else 0)
     looked: list[str] = []
     scan = os.scandir
 
@@ -221,7 +223,7 @@ def test_a_chain_goes_on_around_a_member_that_is_gone(site: Site) -> None:
 def test_each_member_of_a_chain_waits_for_the_one_before_and_the_origin_sends_once(
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(replica, "LOOK_S", 0.0)
+    monkeypatch.setattr(replica, "ASK_AGAIN_S", 0.0)
     pieces = tuple(site.written("a", seed, 3 - seed) for seed in (1, 2, 3))
     origin, middle, last = site.agent("a"), site.agent("b"), site.agent("c")
     wanted = Order(0, (Want("slot 0", pieces, (middle.address, origin.address), chained=True),))
@@ -260,6 +262,44 @@ def test_a_member_of_a_chain_that_gets_nowhere_is_not_waited_for(
     assert last.traffic.given >= piece.segment.bytes
     assert last.traffic.fetched == 0
     assert now[0] <= replica.CHAIN_S + 1
+
+
+def test_a_piece_that_the_one_before_has_wrong_waits_for_a_while_and_others_do_not(site: Site) -> None:
+    now = [0.0]
+    wrong, large = site.written("a", 1, 0, 60_000), site.written("a", 2, 1, 60_000)
+    origin, middle = site.agent("a"), site.agent("b")
+    chain = (middle.address, origin.address)
+    last = Keeper(site.store, site.cache("c"), lambda address: FlightPeer(address, TOKEN, QUERY), lambda: now[0])
+    pieces: tuple[Piece, ...] = (wrong, large)
+    assert held(middle.keeper, Order(0, (Want("slot 0", pieces, (origin.address,)),)))
+    path = next((site.folder / "b").glob(names.base(wrong.segment.name) + "*"))
+    with path.open("r+b") as file:
+        file.seek(path.stat().st_size // 2)
+        file.write(bytes(40))
+    for step in range(100):
+        small = tuple(site.written("a", 2 * step + k, step + 2, 50) for k in (3, 4))
+        pieces = (*small, *pieces)
+        assert held(middle.keeper, Order(step + 1, (Want("slot 0", pieces, (origin.address,)),)))
+        held(last, Order(step + 1, (Want("slot 0", pieces, chain, chained=True),)))
+        lacks = last.progress().lacks["slot 0"]
+        assert set(lacks) <= {wrong.segment.name}, "only what is wrong there waits"
+        if not lacks:
+            break
+        now[0] += 1.0
+    assert replica.CHAIN_S < now[0] <= replica.CHAINED_S + 1, "as long as others come"
+    assert last.traffic.fetched == 0
+
+
+def test_who_has_kept_one_piece_waiting_in_vain_does_not_keep_the_next_one(site: Site) -> None:
+    now = [0.0]
+    pieces = tuple(site.written("a", seed, seed, 60_000 if seed % 2 else 100) for seed in range(12))
+    origin, middle = site.agent("a"), site.agent("b")
+    last = Keeper(site.store, site.cache("c"), lambda address: FlightPeer(address, TOKEN, QUERY), lambda: now[0])
+    wanted = Order(0, (Want("slot 0", pieces, (middle.address, origin.address), chained=True),))
+    while not held(last, wanted):
+        now[0] += 1.0
+        assert now[0] < 2 * replica.CHAIN_S
+    assert last.traffic.fetched == 0
 
 
 def test_what_a_peer_has_only_in_part_is_sent_in_part(site: Site) -> None:

@@ -68,8 +68,8 @@ def test_an_agent_ends_with_its_worker(tmp_path: Path) -> None:
     assert not list((tmp_path / "caches").glob(f"millstream-cache/*/*+{worker.pid}+*"))
 
 
-def test_an_agent_ends_with_its_query(tmp_path: Path) -> None:
-    address = started(tmp_path, os.getpid())
+def test_an_agent_ends_with_its_query(tmp_path: Path, worker: subprocess.Popen[bytes]) -> None:
+    address = started(tmp_path, worker.pid)
     query = Journal.open(open_store(str(tmp_path / "store"))).store_id
     FlightPeer(address, TOKEN, query).call("end")
     assert gone(address, query)
@@ -98,10 +98,11 @@ def test_a_cache_goes_with_its_worker_though_the_query_and_its_agent_have_ended_
     query = Journal.open(open_store(str(tmp_path / "store"))).store_id
     with contextlib.ExitStack() as sockets:
         silent = sockets.enter_context(socket.create_server(("127.0.0.1", 0)))
-        for _ in range(2):  # the second agent takes the place of whoever waits
+        silent.settimeout(20)
+        for again in (False, True):
             address = started(tmp_path, worker.pid)
             [agent] = agent_module.agents_of(worker.pid, query)
-            waits = os.pidfd_open(agent)
+            ended = os.pidfd_open(agent)
             asked = FlightPeer(address, TOKEN, query)
             ask = threading.Thread(target=lambda asked=asked: refused(asked, silent.getsockname()[1]))
             if busy:  # it asks one who does not answer when it is told to end
@@ -109,14 +110,37 @@ def test_a_cache_goes_with_its_worker_though_the_query_and_its_agent_have_ended_
                 sockets.enter_context(silent.accept()[0])
             FlightPeer(address, TOKEN, query).call("end")
             if busy:
-                ask.join()
-            assert until(lambda agent=agent: _command(agent)[-3:-2] == [agent_module.WAITS])
-            assert agent_module.agents_of(worker.pid, query) == [agent]
-            assert not select.select([waits], [], [], 0)[0], "somebody waits for the end of the worker"
+                ask.join(20)
+            if again:
+                assert select.select([ended], [], [], 20)[0], "one waits already"
+                os.close(ended)
+            else:
+                assert until(lambda agent=agent: _command(agent)[-3:-2] == [agent_module.WAITER])
+                waiter, waits = agent, ended
+            assert agent_module.agents_of(worker.pid, query) == []
+            assert _command(waiter), "somebody waits for the end of the worker"
     [directory] = (tmp_path / "caches").glob(f"millstream-cache/*/*+{worker.pid}+*")
     worker.kill()
     worker.wait()
     assert select.select([waits], [], [], 20)[0]
+    os.close(waits)
+    assert not directory.exists()
+
+
+@pytest.mark.parametrize("_", range(3))
+def test_a_cache_goes_though_its_worker_ends_just_when_the_agent_does(
+    tmp_path: Path, worker: subprocess.Popen[bytes], _: int
+) -> None:
+    query = Journal.open(open_store(str(tmp_path / "store"))).store_id
+    address = started(tmp_path, worker.pid)
+    [agent] = agent_module.agents_of(worker.pid, query)
+    ended = os.pidfd_open(agent)
+    [directory] = (tmp_path / "caches").glob(f"millstream-cache/*/*+{worker.pid}+*")
+    FlightPeer(address, TOKEN, query).call("end")
+    worker.kill()
+    worker.wait()
+    assert select.select([ended], [], [], 20)[0]
+    os.close(ended)
     assert not directory.exists()
 
 
@@ -133,9 +157,9 @@ def _command(process: int) -> list[str]:
         return []
 
 
-def test_an_agent_takes_the_place_of_the_one_before(tmp_path: Path) -> None:
-    first = started(tmp_path, os.getpid())
-    second = started(tmp_path, os.getpid())
+def test_an_agent_takes_the_place_of_the_one_before(tmp_path: Path, worker: subprocess.Popen[bytes]) -> None:
+    first = started(tmp_path, worker.pid)
+    second = started(tmp_path, worker.pid)
     query = Journal.open(open_store(str(tmp_path / "store"))).store_id
     assert gone(first, query)
     assert FlightPeer(second, TOKEN, query).progress().number == -1

@@ -51,7 +51,7 @@ class Adapter:
     """Asks one policy, for one driver.
 
     `send` sends a plan as a command and gives its number; `request` asks for so many workers in all, and says how many
-    more there will be.
+    of these will come that are not there yet.
     """
 
     def __init__(

@@ -122,7 +122,7 @@ class Executor(Protocol):
         ...
 
     def request(self, total: int) -> int:
-        """Asks for so many workers in all; how many more there will be than now, which may be none."""
+        """Asks for so many workers in all; how many of these will come that are not there yet, which may be none."""
         ...
 
     def retire(self, workers: Collection[str]) -> dict[str, str]:

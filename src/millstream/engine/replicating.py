@@ -18,8 +18,8 @@ import logging
 import math
 import threading
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Protocol
@@ -431,9 +431,7 @@ class Replicator:
         ahead = {slot: self._needed(slot, made, history, placed) for slot, made in self._ahead().items()}
         asked = sorted(self._addresses)
         orders = [self._order(worker, history, shares, placed, coming, ahead) for worker in asked]
-        # All together: one that does not answer must not hold up the orders of others.
-        answers = self._pool.map(self._ask, asked, orders) if self._pool is not None else map(self._ask, asked, orders)
-        for worker, order, progress in zip(asked, orders, answers, strict=True):
+        for worker, order, progress in self._answers(asked, orders):
             if isinstance(progress, OSError):
                 self._lost(worker, str(progress))
                 complete = False
@@ -442,6 +440,17 @@ class Replicator:
             complete = complete and not any(progress.lacks.values())
         self.holders = self._who_holds(history, shares, sizes)
         return complete
+
+    def _answers(
+        self, asked: Sequence[str], orders: Sequence[Order]
+    ) -> Iterator[tuple[str, Order, Progress | OSError]]:
+        """What each says to its order, as they answer: one that does not must not hold up others."""
+        if self._pool is None:
+            yield from ((*each, self._ask(*each)) for each in zip(asked, orders, strict=True))
+            return
+        asking = {self._pool.submit(self._ask, *each): each for each in zip(asked, orders, strict=True)}
+        for answer in as_completed(asking):
+            yield (*asking[answer], answer.result())
 
     def _ask(self, worker: str, order: Order) -> Progress | OSError:
         before = self._told.get(worker)
@@ -542,8 +551,9 @@ class Replicator:
             if worker in members or (slot, worker) in self._warming:
                 chain = upstream(slot, worker, placed, self.groups)
                 origins = tuple(self._addresses[other] for other in chain if other in self._addresses)
-                before = next((other for other in chain if other in self._addresses), "")
-                chained = worker in members[1:] and before in members and not self._full(before)
+                ahead_of = members[: members.index(worker)] if worker in members else ()
+                first = next((other for other in chain if other in self._addresses), "")
+                chained = first in ahead_of and not self._full(first)
                 wants.append(Want(f"slot {slot}", tuple(shares.get(slot, ())), origins, chained))
         for slot, needed in ahead.items():
             if worker in needed:

@@ -127,7 +127,8 @@ def by_load(
     better = {
         slot: tuple(workers[place] for place in found[row].tolist() if place >= 0) for row, slot in enumerate(slots)
     }
-    # Allocation never puts two on one host. Where there are too few hosts for that, a member less would be no gain.
+    # Allocation never puts two on one host. Where there are too few hosts for that, slots keep the members that they
+    # have, even if these then have somewhat more than their share: a member less would be no gain.
     return {
         slot: better[slot] if len(better.get(slot, ())) >= len(members) > 0 else tuple(members)
         for slot, members in groups.items()

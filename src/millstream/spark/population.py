@@ -55,9 +55,11 @@ class Population:
         return standalone and not self._told and not self._set("spark.dynamicAllocation.enabled")
 
     def ask(self, total: int) -> int:
-        """Asks for so many in all; how many more there will be than there are. Those that were asked for before and
-        have not come yet count: to ask for as many once more changes nothing."""
-        more = max(0, total - len(self._usable()))
+        """Asks for so many in all; how many of these are not there yet. To ask for as many once more, while those who
+        were asked for are on their way, changes nothing."""
+        more = total - len(self._usable())
+        if more <= 0:
+            return 0
         if self._uses_all():
             self._warn(more, "Spark uses all that this cluster has; a worker that joins it will be used")
             return 0

@@ -6,7 +6,7 @@ Rules
 - There is one per worker and query. It is started by a Spark task, on the address that Spark has for the executor, and
   ends with the executor, with the query, or when no driver has spoken to it for `LEASE_S`. If the executor has ended,
   nothing of it or its cache stays. If it goes on, and its cache is in a directory of the user's, which Spark does not
-  clean up, a process of a few megabytes waits in the agent's place for the end of the executor, and removes the cache.
+  clean up, a process of a few megabytes, one for all queries, waits for the end of the executor, and removes the cache.
 - Every call carries the token of the query's driver, and the query: whoever has not both is refused. The token never
   stands in a command line or a file.
 - Flow is controlled by whoever receives: nothing is sent that was not asked for, and nobody asks for more than
@@ -101,10 +101,11 @@ class Settings:
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """What a peer asks for: bytes of an object."""
+    """What a peer asks for: bytes of an object, or if it is to be `whole`, all of them or nothing."""
 
     name: str
     spans: list[Span]
+    whole: bool = False
 
 
 # -- who may call ---------------------------------------------------------------------------------------------------
@@ -154,7 +155,10 @@ class AgentServer(flight.FlightServerBase):  # type: ignore[misc]
         found = [self._worker.read(ask.name, ask.spans) for ask in asks] if _modest(asks) else [None]
         if all(parts is None for parts in found):
             raise flight.FlightServerError(f"nothing is here of {asks[0].name!r}" if asks else "nothing is asked for")
-        parts = [(number, *part) for number, some in enumerate(found) for part in some or ()]
+        answers = [
+            some or () if not ask.whole or len(some or ()) == 1 else () for ask, some in zip(asks, found, strict=True)
+        ]
+        parts = [(number, *part) for number, some in enumerate(answers) for part in some]
         self.sent += sum(len(data) for _, _, data in parts)
         return flight.GeneratorStream(_SCHEMA, _batches(parts))
 
@@ -287,15 +291,15 @@ class FlightPeer:
         found = self._asked([Ask(name, list(spans))])
         return None if found is None else found[0]
 
-    def gather(self, sizes: Mapping[str, int]) -> dict[str, memoryview]:
+    def give_whole(self, sizes: Mapping[str, int]) -> dict[str, memoryview]:
         """Those of some objects, given with their sizes, that it has all of."""
-        found = self._asked([Ask(name, [(0, size)]) for name, size in sizes.items()]) or []
+        found = self._asked([Ask(name, [(0, size)], whole=True) for name, size in sizes.items()]) or []
         return {name: parts[0][1] for name, parts in zip(sizes, found, strict=False) if len(parts) == 1}
 
     def _asked(self, asks: Sequence[Ask]) -> list[list[tuple[int, memoryview]]] | None:
         """The answer to each; None if the agent has nothing of all that."""
         size = sum(end - start for ask in asks for start, end in ask.spans)
-        ticket = flight.Ticket(msgspec.msgpack.encode(asks))
+        ticket, began = flight.Ticket(msgspec.msgpack.encode(asks)), time.monotonic()
         try:
             reader = self._connected().do_get(ticket, self._options(size))
             found: list[list[tuple[int, memoryview]]] = [[] for _ in asks]
@@ -310,7 +314,8 @@ class FlightPeer:
             self.close()
             raise OSError(f"the agent at {self.address} does not answer: {_line(error)}") from error
         if self._pace is not None:  # by what came: nobody asks for more before this has been waited for
-            self._pace.wait(self._pace.reserve(sum(len(data) for parts in found for _, data in parts)))
+            came = sum(len(data) for parts in found for _, data in parts)
+            self._pace.wait(self._pace.reserve(came, time.monotonic() - began))
         return found
 
     def call(self, action: str, body: bytes = b"", timeout: float = CALL_S) -> bytes:
@@ -400,25 +405,32 @@ def launch(settings: Settings) -> str:
 
 
 def agents_of(owner: int, query: str) -> list[int]:
-    """The processes that are agents of a worker and a query, or wait in the place of one."""
-    found, wanted = [], [[word.encode() for word in (name, str(owner), query)] for name in (NAME, WAITS)]
+    """The processes that are agents of a worker and a query."""
+    return _processes(NAME, str(owner), query)
+
+
+def _processes(*last: str) -> list[int]:
+    """The processes whose command lines end with these words."""
+    found, wanted = [], [word.encode() for word in last]
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         with contextlib.suppress(OSError):
-            if path.read_bytes().rstrip(b"\0").split(b"\0")[-3:] in wanted:
+            if path.read_bytes().rstrip(b"\0").split(b"\0")[-len(wanted) :] == wanted:
                 found.append(int(path.parent.name))
     return found
 
 
 NAME = "millstream-agent"
-WAITS = "millstream-waits"
+WAITER = "millstream-waiter"
 _MAIN = "from millstream.store.agent import main; main()"
 _WAIT_AND_REMOVE = """
-import select, shutil, sys
+import glob, os, select, shutil, sys
+worker, identity, _, _, root = sys.argv[1:]
 ended = select.poll()
-ended.register(int(sys.argv[1]), select.POLLIN)
+ended.register(int(worker), select.POLLIN)
 while not ended.poll():
     pass
-shutil.rmtree(sys.argv[2], ignore_errors=True)
+for directory in 2 * glob.glob(os.path.join(glob.escape(root), "*", glob.escape(identity))):
+    shutil.rmtree(directory, ignore_errors=True)
 """
 
 _LAUNCHED: list[subprocess.Popen[bytes]] = []
@@ -447,22 +459,30 @@ def main() -> NoReturn:
         last.start()
         last.join(LAST_S)
         if settings.cache.directory is not None:
-            _give_way(settings, worker.directory)
+            _give_way(settings.owner, worker.directory)
+        if identity(settings.owner) != worker.directory.name:  # it has ended meanwhile
+            _remove(worker.directory)
     finally:
         os._exit(0)
 
 
-def _give_way(settings: Settings, directory: Path) -> None:
-    """Becomes a process that does nothing but remove a directory when the worker has ended. The next agent of the same
-    worker and query ends it, as it would end an agent."""
+def _give_way(owner: int, directory: Path) -> None:
+    """Becomes a process that does nothing but remove a worker's caches when it has ended, those of all queries; unless
+    there is one already, or the worker has ended."""
+    root = str(directory.parent.parent)
+    if _processes(WAITER, str(owner), root):
+        return
     with contextlib.suppress(OSError, AttributeError):
-        worker = os.pidfd_open(settings.owner)
-        if identity(settings.owner) != directory.name:  # it has ended, and another process has its number
-            shutil.rmtree(directory, ignore_errors=True)
-            return
-        os.set_inheritable(worker, True)
-        words = ["-I", "-S", "-c", _WAIT_AND_REMOVE, str(worker), str(directory)]
-        os.execv(sys.executable, [sys.executable, *words, WAITS, str(settings.owner), settings.query])
+        worker = os.pidfd_open(owner)
+        if identity(owner) == directory.name:  # else another process has its number by now
+            os.set_inheritable(worker, True)
+            words = ["-I", "-S", "-c", _WAIT_AND_REMOVE, str(worker), directory.name]
+            os.execv(sys.executable, [sys.executable, *words, WAITER, str(owner), root])
+
+
+def _remove(directory: Path) -> None:
+    for _ in range(2):  # what somebody was just writing may have come in between
+        shutil.rmtree(directory, ignore_errors=True)
 
 
 def _end_with(process: int, directory: Path) -> NoReturn:
@@ -477,6 +497,5 @@ def _end_with(process: int, directory: Path) -> NoReturn:
         poll.register(descriptor, select.POLLIN)
         while not poll.poll():
             pass
-    for _ in range(2):  # what this process was just writing may have come in between
-        shutil.rmtree(directory, ignore_errors=True)
+    _remove(directory)
     os._exit(0)

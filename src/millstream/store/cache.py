@@ -57,10 +57,10 @@ _EMPTY_S = 3600.0
 _NOTE_EVERY_S = 5.0
 """How often a slot notes what it needs, and what nobody needs is looked for. Much less than the time that files stay in
 any case: a file that is needed is in a note by then."""
-_PLENTY_S = 10.0
-"""For so long if there is plenty."""
 _MEASURED_S = 1.0
 """For so long it is known how much room there is, but for what other processes of the worker have brought since."""
+_PLENTY_S = 10.0
+"""The same where there is plenty."""
 
 _LOG = logging.getLogger("millstream")
 
@@ -95,17 +95,18 @@ class Limiter:
         self._path, self._rate, self._clock, self._sleep = path, rate, clock, sleep
         self._free = 0.0  # if the file cannot be used, this process keeps to the rate by itself
 
-    def reserve(self, count: int) -> float:
-        """The time at which so many bytes have come over, after all that were asked for before."""
+    def reserve(self, count: int, took_s: float = 0.0) -> float:
+        """The time at which so many bytes have come over, after all that were asked for before. If they have come
+        already, that began `took_s` ago."""
         try:
             descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT, 0o600)
         except OSError:
-            self._free = self._after(self._free, count)
+            self._free = self._after(self._free, count, took_s)
             return self._free
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX)
             data = os.pread(descriptor, 8, 0)
-            end = self._after(struct.unpack("<d", data)[0] if len(data) == 8 else self._free, count)
+            end = self._after(struct.unpack("<d", data)[0] if len(data) == 8 else self._free, count, took_s)
             self._free = end
             with contextlib.suppress(OSError):
                 os.pwrite(descriptor, struct.pack("<d", end), 0)
@@ -113,8 +114,8 @@ class Limiter:
         finally:
             os.close(descriptor)
 
-    def _after(self, free: float, count: int) -> float:
-        return max(free, self._clock()) + count / self._rate
+    def _after(self, free: float, count: int, took_s: float) -> float:
+        return max(free, self._clock() - took_s) + count / self._rate
 
     def wait(self, until: float) -> float:
         """Waits for a time; how many seconds it took."""
@@ -191,7 +192,7 @@ class WorkerCache:
                 os.link(origin, path)
                 return 0
         with self._trying():
-            staged = path.with_name(f"{path.name}.{os.getpid()}")
+            staged = path.with_name(f"{path.name}.{os.getpid()}.{threading.get_ident()}")
             try:
                 staged.write_bytes(data)
                 staged.rename(path)
@@ -333,9 +334,9 @@ def _written(descriptor: int, start: int, end: int) -> Iterator[tuple[int, int]]
         try:
             start = os.lseek(descriptor, start, os.SEEK_DATA)
         except OSError as error:
-            if error.errno == errno.ENXIO:  # there is nothing from there on
-                return
-            raise
+            if error.errno != errno.ENXIO:  # it is not known; ENXIO says that nothing is there from here on
+                yield start, end
+            return
         if start >= end:
             return
         hole = min(end, os.lseek(descriptor, start, os.SEEK_HOLE))

@@ -6,7 +6,8 @@ Rules
   is incremental, and one that was interrupted goes on where it was, chunk by chunk (see `held`).
 - It takes from peers first, in the order it was given, and from the store at last. Whatever a peer gives is checked
   like any other bytes; one that does not answer is left out for a while. Where the first of them is the one before in a
-  chain, others are asked only if nothing has come from there for `CHAIN_S`.
+  chain, others are asked for a piece only if nothing has come from there for `CHAIN_S`, or if it has waited for
+  `CHAINED_S`. Who has kept a piece waiting in vain is not waited for, until something comes from there again.
 - A segment that a compaction made is made anew here, if all that it was made from is here: so compactions do not cause
   state to be sent again. The result counts only if it has the digest that the manifest gives; otherwise it is fetched.
 - A worker that is about to hand something over sends what it writes here by itself, before the epoch is committed
@@ -45,8 +46,14 @@ MANY = 256
 """How many at most."""
 CHAIN_S = 10.0
 """How long whoever comes before in a chain is waited for if nothing comes from there."""
-LOOK_S = 0.2
-"""After which time it is asked again."""
+CHAINED_S = 60.0
+"""How long a piece waits at most for it."""
+ASK_AGAIN_S = 0.5
+"""After which time it is asked again, at the earliest."""
+MOST_CHAINED = 4
+"""How many pieces wait for it at a time, but for small ones."""
+ALONE_S = 5.0
+"""How long what did not come together with others is asked for by itself."""
 RETRY_S = 1.0
 """How long a piece that could not be brought waits."""
 PAUSE_S = 30.0
@@ -56,7 +63,7 @@ PAUSE_S = 30.0
 class Giver(Peer, Protocol):
     """Another worker's agent."""
 
-    def gather(self, sizes: Mapping[str, int]) -> dict[str, memoryview]:
+    def give_whole(self, sizes: Mapping[str, int]) -> dict[str, memoryview]:
         """Those of some objects, given with their sizes, that it has all of."""
         ...
 
@@ -69,7 +76,9 @@ class Shunned:
     clock: Callable[[], float]
     until: float = 0.0
     gave: float = -math.inf
-    """When it last gave all of a piece."""
+    """When something that was right last came from there."""
+    stuck: bool = False
+    """Whether it has kept somebody waiting in vain since."""
 
     def give(self, name: str, spans: Sequence[tuple[int, int]]) -> Sequence[tuple[int, memoryview]] | None:
         if self.clock() < self.until:
@@ -80,14 +89,18 @@ class Shunned:
             self.until = self.clock() + SHUN_S
             return None
 
-    def gather(self, sizes: Mapping[str, int]) -> dict[str, memoryview]:
+    def give_whole(self, sizes: Mapping[str, int]) -> dict[str, memoryview]:
         if self.clock() < self.until:
             return {}
         try:
-            return self.peer.gather(sizes)
+            return self.peer.give_whole(sizes)
         except Exception:
             self.until = self.clock() + SHUN_S
             return {}
+
+    def came(self) -> None:
+        """Something has come from there, and was right."""
+        self.gave, self.stuck = self.clock(), False
 
 
 class Keeper:
@@ -105,7 +118,8 @@ class Keeper:
         self._order = Order(-1)
         self._held: dict[str, tuple[Range, ...]] = {}  # by segment, the ranges that are there
         self._later: dict[str, float] = {}
-        self._chains: dict[str, tuple[float, float]] = {}  # by want that waits for its chain: since when, and until
+        self._chained: dict[str, float] = {}  # the segments that wait for the one before in a chain, and since when
+        self._alone: dict[str, float] = {}  # those that did not come together with others, and until when that counts
         self._paused = 0.0
         self._peers: dict[str, Shunned] = {}
         self.traffic = Traffic()
@@ -123,8 +137,8 @@ class Keeper:
                     name: ranges for name, ranges in self._held.items() if name in wanted and names.base(name) in there
                 }
                 self._later = {name: until for name, until in self._later.items() if name in wanted}
-                keys = {want.key for want in order.wants}
-                self._chains = {key: times for key, times in self._chains.items() if key in keys}
+                self._chained = {name: since for name, since in self._chained.items() if name in wanted}
+                self._alone = {name: until for name, until in self._alone.items() if name in wanted}
         return self.progress()
 
     def progress(self) -> Progress:
@@ -155,7 +169,7 @@ class Keeper:
         want, piece, recipe = chosen
         name = piece.segment.name
         try:
-            if recipe is None and self._gather(want):
+            if recipe is None and self._bring_together(want, piece):
                 return True
             if (recipe is None or not self._make(recipe, piece)) and not self._bring(want, piece):
                 return True
@@ -167,9 +181,7 @@ class Keeper:
             self._put_off(name, error)
             raise
         else:
-            self.trouble = ""
-            with self._lock:
-                self._held[name] = coalesce([*self._held.get(name, ()), *piece.ranges])
+            self._is_here(name, piece.ranges)
         return True
 
     def take(self, ref: SegmentRef, data: Data) -> None:
@@ -201,35 +213,43 @@ class Keeper:
             if now < self._paused:
                 return None
             for want in order.wants:
-                if self._chains.get(want.key, (now, now))[1] > now:
-                    continue
+                waiting = 0
                 for piece in want.pieces:
                     name = piece.segment.name
-                    if not self._has(name, piece.ranges) and self._later.get(name, now) <= now:
+                    if self._has(name, piece.ranges):
+                        continue
+                    if self._later.get(name, now) <= now:
                         return want, piece, _recipe_of(order.recipes, piece.segment)
+                    waiting += name in self._chained and piece.segment.bytes > SMALL
+                    if waiting == MOST_CHAINED:
+                        break
         return None
 
-    def _gather(self, want: Want) -> bool:
-        """Brings some small segments in one call, which new ones mostly are. Whether any came: what did not is brought
-        by itself."""
+    def _bring_together(self, want: Want, first: Piece) -> bool:
+        """Brings small segments in one call, which new ones mostly are: this one, and others of which nothing is here.
+        Whether there is nothing more to do about it now; otherwise it is to be brought by itself."""
+        now, name = self._clock(), first.segment.name
+        if not want.origins or not self._is_small(first) or self._alone.get(name, now) > now or self._worker.has(name):
+            return False
+        there, room = self._worker.objects(), FETCH_TOGETHER
         wanted: dict[str, SegmentRef] = {}
-        room, now = FETCH_TOGETHER, self._clock()
         with self._lock:
             made = {ref.name for recipe in self._order.recipes for ref in recipe.outputs}
             for piece in want.pieces:
                 name, ref = piece.segment.name, piece.segment
-                if ref.bytes > min(SMALL, room) or name in made or self._has(name, piece.ranges):
+                if ref.bytes > room or not self._is_small(piece) or self._has(name, piece.ranges) or name in made:
                     continue
-                if self._later.get(name, now) <= now and not self._worker.has(name):
+                later = max(self._later.get(name, now), self._alone.get(name, now))
+                if later <= now and names.base(name) not in there:
                     wanted[name] = ref
                     room -= ref.bytes
                 if len(wanted) == MANY:
                     break
-        if len(wanted) < 2 or not want.origins:
+        if len(wanted) < 2:
             return False
-        peer, came = self._peer(want.origins[0]), 0
+        peer = self._peer(want.origins[0])
         began = time.perf_counter()
-        found = peer.gather({name: ref.bytes for name, ref in wanted.items()})
+        found = peer.give_whole({name: ref.bytes for name, ref in wanted.items()})
         self.traffic.give_s += time.perf_counter() - began
         nothing = _Nothing(f"sent:{self._store.uri}")
         for name, data in found.items():
@@ -240,19 +260,31 @@ class Keeper:
                 if not self._worker.has(name):
                     raise NoRoom(f"the cache in {self._worker.directory} cannot be written")
                 self.traffic.given += ref.bytes
-                came += 1
-                with self._lock:
-                    self._held[name] = ref.covers
-        if came:
-            peer.gave = self._clock()
-        return bool(came)
+                self._is_here(name, ref.covers)
+                peer.came()
+                del wanted[name]
+        for name in wanted:
+            if not want.chained or not self._goes_on_waiting(name, peer):
+                self._alone[name] = now + ALONE_S
+        return first.segment.name not in wanted or self._later.get(first.segment.name, now) > now
+
+    @staticmethod
+    def _is_small(piece: Piece) -> bool:
+        return piece.segment.bytes <= SMALL and piece.ranges == piece.segment.covers
+
+    def _is_here(self, name: str, ranges: tuple[Range, ...]) -> None:
+        self.trouble = ""
+        with self._lock:
+            self._chained.pop(name, None)
+            self._held[name] = coalesce([*self._held.get(name, ()), *ranges])
 
     def _bring(self, want: Want, piece: Piece) -> bool:
         """Brings a piece; whether it is there. It is not if the one before in the chain is waited for."""
+        name = piece.segment.name
         self._check_room(piece.segment, piece.bytes)
         peers = [self._peer(address) for address in want.origins]
-        waits = bool(peers) and want.chained and self._waits(want.key, peers[0])
-        before = self.traffic.given + self.traffic.fetched
+        waits = bool(peers) and want.chained and self._may_wait(name, peers[0])
+        given, fetched = self.traffic.given, self.traffic.fetched
         if waits:
             fetcher: Fetcher = Nobody(self._store, None, self.traffic, peers[:1])
         else:
@@ -262,24 +294,33 @@ class Keeper:
         except Gone as error:
             if not waits or isinstance(error, NoRoom):
                 raise
-            now = self._clock()
-            with self._lock:
-                since, _ = self._chains.get(want.key, (now, now))
-                self._chains[want.key] = (since, now + LOOK_S)
+            if self.traffic.given > given:
+                peers[0].came()
+            self._goes_on_waiting(name, peers[0])
             return False
         finally:
-            self._took(piece.segment.name, self.traffic.given + self.traffic.fetched - before)
-        with self._lock:
-            self._chains.pop(want.key, None)
+            self._took(name, self.traffic.given + self.traffic.fetched - given - fetched)
         if waits:
-            peers[0].gave = self._clock()
+            peers[0].came()
         return True
 
-    def _waits(self, key: str, peer: Shunned) -> bool:
+    def _may_wait(self, name: str, peer: Shunned) -> bool:
         """Whether to wait for the one before in the chain, rather than to ask anybody else."""
         now = self._clock()
-        since, _ = self._chains.get(key, (now, now))
-        return peer.until <= now and now - max(since, peer.gave) < CHAIN_S
+        since = self._chained.get(name, now)
+        if now - max(since, peer.gave) >= CHAIN_S:
+            peer.stuck = True
+        return peer.until <= now and not peer.stuck and now - since < CHAINED_S
+
+    def _goes_on_waiting(self, name: str, peer: Shunned) -> bool:
+        """Has a segment wait for a moment for the one before in the chain; whether it may."""
+        if not self._may_wait(name, peer):
+            return False
+        now = self._clock()
+        with self._lock:
+            self._chained.setdefault(name, now)
+            self._later[name] = now + ASK_AGAIN_S
+        return True
 
     def _check_room(self, ref: SegmentRef, size: int) -> None:
         if not self._worker.has(ref.name) and not self._worker.has_room(size):

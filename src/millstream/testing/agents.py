@@ -95,6 +95,6 @@ class InProcessPeer:
         found = self._agents.cache(self._worker).read(name, spans)
         return None if found is None else [(start, memoryview(data)) for start, data in found]
 
-    def gather(self, sizes: Mapping[str, int]) -> dict[str, memoryview]:
+    def give_whole(self, sizes: Mapping[str, int]) -> dict[str, memoryview]:
         found = {name: self.give(name, [(0, size)]) for name, size in sizes.items()}
         return {name: parts[0][1] for name, parts in found.items() if parts and len(parts) == 1}
