@@ -190,9 +190,11 @@ def test_a_plan_as_json_has_its_protocol_and_what_each_would_cost(replicated: Si
     assert chosen["protocol"] in PROTOCOLS
 
 
-def test_where_there_is_nothing_to_choose_between_a_plan_expects_nothing(sim: Simulated) -> None:
+def test_a_plan_tells_what_each_protocol_would_cost_however_little_that_is(sim: Simulated) -> None:
     plan = told(run("rescale", sim, "4", "--protocol", "auto", "--dry-run", "--json"))["plan"]
-    assert (plan["expected"], plan["protocol"] in PROTOCOLS) == ({}, True)
+    assert list(plan["expected"]) == list(PROTOCOLS)
+    assert plan["protocol"] in PROTOCOLS
+    assert plan["expected"]["cpal"].startswith("stall under 0.001 s, complete in ")
 
 
 def test_a_rescale_waits_until_it_is_done(sim: Simulated) -> None:
