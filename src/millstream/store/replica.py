@@ -94,7 +94,7 @@ class Shunned:
             return {}
         try:
             return self.peer.give_whole(sizes)
-        except Exception:
+        except Exception:  # as above
             self.until = self.clock() + SHUN_S
             return {}
 
