@@ -21,6 +21,7 @@ from millstream.store import segments
 from millstream.store.cache import WorkerCache
 from millstream.testing import agents as agents_module
 from millstream.testing import simulated as simulated_module
+from millstream.testing.agents import InProcessAgents
 from millstream.testing.simulated import InProcess
 from replicated import Run
 from words import Count
@@ -347,4 +348,23 @@ def test_a_worker_that_is_being_drained_gets_no_replicas(tmp_path: Path) -> None
     assert outcome.state == "running"
     assert all(members and "3" not in members for members in run.replicas.groups.values())
     run.feed(1)
+    run.check()
+
+
+def test_only_those_behind_another_member_of_a_chain_wait_for_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    orders: dict[str, Order] = {}
+    tell = InProcessAgents.tell
+
+    def noted(self: InProcessAgents, worker: str, order: Order) -> Progress:
+        orders[worker] = order
+        return tell(self, worker, order)
+
+    monkeypatch.setattr(InProcessAgents, "tell", noted)
+    run = Run(tmp_path, replicas=3, workers=("0", "1", "2", "3", "4"), slots=5)
+    run.feed(3)
+    chained = {(want.key, worker): want.chained for worker, order in orders.items() for want in order.wants}
+    for slot, members in run.replicas.groups.items():
+        assert [chained[f"slot {slot}", member] for member in members] == [False, True, True]
     run.check()
