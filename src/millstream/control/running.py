@@ -22,7 +22,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -114,6 +114,9 @@ class Status:
     """The watermark that each step with holds has passed on."""
     clock: datetime | None
     """The time in the last epoch's plan."""
+    unobserved: dict[str, int] = field(default_factory=dict)
+    """How often each kind of observation (samples, loads, displays) has failed. None of them fails an epoch; the log
+    says why the first of each kind did."""
 
     @property
     def lags(self) -> dict[str, timedelta]:
@@ -347,6 +350,7 @@ class RunningQuery(Verbs):
             pending_timers(self._driver.graph, history),
             {name: moment(mark) for name, mark in history.passed.items()},
             moment(history.clock_ms * 1000) if history.clock_ms else None,
+            dict(self._driver.fence.counts),
         )
 
     def replicas(self) -> ReplicaFacts:

@@ -15,7 +15,6 @@ Rules
 
 from __future__ import annotations
 
-import logging
 import threading
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -27,6 +26,7 @@ from millstream.engine.delivery import Deliverer
 from millstream.engine.handing import Handover
 from millstream.engine.listening import Listener
 from millstream.engine.modifying import Modifier
+from millstream.engine.observing import DriverFence, loads_together, slowest
 from millstream.engine.placing import Placer
 from millstream.engine.replicating import FEW, Agents, Replicator
 from millstream.engine.sample import worth_keeping
@@ -77,8 +77,6 @@ MOMENTS = ("planned", "executed", "committed", "delivering", "delivered")
 Observer = Callable[[str, int], None]
 Offered = Callable[[Sequence[str]], Any]
 """The records of an epoch: those of the sources that are named."""
-
-_LOG = logging.getLogger("millstream")
 
 NOTHING_OPENED: tuple[int, dict[str, str]] = (-1, {})
 
@@ -227,7 +225,9 @@ class Driver:
         self._patient_until = -1
         self._opened = NOTHING_OPENED
         self.listener = Listener(ControlLog(self.store, options.token))
-        self._observe = observe or (lambda moment, epoch: None)
+        self.fence = DriverFence()
+        """Makes what is observed of epochs."""
+        self._observer = observe or (lambda moment, epoch: None)
 
     @property
     def graph(self) -> Graph:
@@ -260,6 +260,10 @@ class Driver:
             return known
         first = RoutingTable.even(self.options.slots, self.options.bin_bits)
         return {step.name: first for step in self.graph.steps}
+
+    def _observe(self, moment: str, epoch: Epoch) -> None:
+        """Tells the observer of a moment. It is a display: it may not keep an epoch from going on."""
+        self.fence(f"an epoch at the moment {moment!r}", None, lambda: self._observer(moment, epoch))
 
     def run_epoch(self, epoch: Epoch, spark_query: str, offsets: str, records: Offered) -> None:
         """Runs and commits an epoch, or redelivers it if it is committed already. Raises if neither can be done."""
@@ -359,7 +363,13 @@ class Driver:
                 raise DamagedObject(verdict.damage.name, verdict.damage.found, verdict.damage.expected)
             return verdict.reason
         oldest = Epoch(max(history.oldest, epoch - self.options.retain, 0))
+        self.fence.reported(reports)
         samples = next((report.samples for report in reports if report.samples), {})
+        few: dict[str, tuple[bytes, ...]] = self.fence(
+            "a sample of the input", {}, lambda: worth_keeping(samples, before.samples, epoch)
+        )
+        loads: dict[str, bytes] = self.fence("the load of steps", {}, lambda: loads_together(reports))
+        rates = self.fence("the rates of fetching", None, lambda: self._told_rates(history))
         replicas = self.replicator.holders if self.replicator is not None else {}
         commit = Commit(
             epoch,
@@ -375,11 +385,11 @@ class Driver:
             verdict.dead_letters,
             verdict.passed,
             None if share.workers == history.workers else share.workers,
-            worth_keeping(samples, before.samples, epoch),
-            verdict.loads,
+            few,
+            loads,
             round((executed - started) * 1000),
             None if replicas == history.replicas else replicas,
-            self._rates.told(self.replicator.taken() if self.replicator is not None else {}, history.rates),
+            rates,
             None if self.executor.placer.idle == history.idle else self.executor.placer.idle,
         )
         with self._changing:
@@ -390,11 +400,9 @@ class Driver:
         self.upkeep.applied(edits)
         self.handover.committed(epoch, reports, share.slots, share.workers)
         now = time.perf_counter()
-        if self.adapter is not None:
-            try:
-                self._adapt(self.adapter, commit, reports, share, now - self._committed_at)
-            except Exception:  # the epoch is committed, whatever is not known of its load
-                _LOG.exception("adapting failed and will be tried again")
+        adapter, took_s = self.adapter, now - self._committed_at
+        if adapter is not None:
+            self.fence("the load of workers", None, lambda: self._adapt(adapter, commit, reports, share, took_s))
         self._stood_ms = (now - self._committed_at) * 1000 if changed is not None and changed.sources else 0.0
         self._committed_at = now
         self.modifier.seen(samples, () if changed is None else changed.sources)
@@ -402,15 +410,18 @@ class Driver:
         parts = {
             "plan": (planned - started) * 1000,
             "run": (executed - planned) * 1000,
-            "steps": _slowest(reports, "steps"),
-            "fetch": _slowest(reports, "fetch"),
-            "load": _slowest(reports, "load"),
+            "steps": slowest(reports, "steps"),
+            "fetch": slowest(reports, "fetch"),
+            "load": slowest(reports, "load"),
             "commit": (ended - executed) * 1000,
         }
-        self._rates.fetched(reports)
-        self._loads = loads_of(reports, share.slots)
-        sources = sources_of(reports, share.slots, arrived(plan.tables, before, share.workers))
-        elsewhere = sum(bool(report.elsewhere) for report in reports)
+        self.fence("the rates of fetching", None, lambda: self._rates.fetched(reports))
+        self._loads = self.fence("the load of slots", {}, lambda: loads_of(reports, share.slots))
+        sources: dict[str, int] = self.fence(
+            "where state came from",
+            {},
+            lambda: sources_of(reports, share.slots, arrived(plan.tables, before, share.workers)),
+        )
         self.last = EpochFacts(
             epoch,
             verdict.records,
@@ -418,7 +429,7 @@ class Driver:
             parts,
             tries + 1,
             sources.get("store", 0),
-            elsewhere,
+            sum(bool(report.elsewhere) for report in reports),
             sources,
             sum(report.read.get("coming", 0) for report in reports),
         )
@@ -433,6 +444,9 @@ class Driver:
         hosts = {number: placed.get(slot, "") for number, slot in enumerate(share.slots)}
         layout = layout_of(self.journal.store_id, history)
         adapter.after_commit(history, layout, commit.loads, busy_of(reports, hosts, cores, took_s), cores, self.backlog)
+
+    def _told_rates(self, history: History) -> dict[str, float] | None:
+        return self._rates.told(self.replicator.taken() if self.replicator is not None else {}, history.rates)
 
     def _send(self, plan: MigrationPlan) -> int:
         return self.listener.log.send(plan.verb, plan, self.journal.history.control)
@@ -478,7 +492,7 @@ class Driver:
             history.version,
             {number: self._with_sources(number, one) for number, one in self.modifier.consider(asked, history).items()},
             max(self.last.duration_ms, self._stood_ms) if self.last and self.last.epoch == history.epoch else 0.0,
-            numbers_of(history, self.last, clock_ms) if any(map(has_condition, asked.values())) else {},
+            self._numbers(history, clock_ms) if any(map(has_condition, asked.values())) else {},
             self._emptied(history),
             self.handover.lacking(asked, history, *draining(history.outcomes.values(), history.generation)),
             self.handover.through,
@@ -487,6 +501,12 @@ class Driver:
             _spent(self.last) if self.last and self.last.epoch == history.epoch else Spent(),
         )
         return steer(facts, heard)
+
+    def _numbers(self, history: History, clock_ms: int) -> dict[str, float]:
+        numbers: dict[str, float] = self.fence(
+            "the numbers for conditions", {}, lambda: numbers_of(history, self.last, clock_ms)
+        )
+        return numbers
 
     def _emptied(self, history: History) -> dict[str, str]:
         """Which of the workers that have been drained are empty by now, and were not before."""
@@ -568,14 +588,6 @@ class Driver:
         if self.replicator is not None:
             self.replicator.close()
         self.executor.close()
-
-
-def _slowest(reports: Sequence[Report], part: str) -> float:
-    """How long a part of an epoch's tasks took: at the slowest slot of each level, all levels added up."""
-    slowest: dict[int, float] = {}
-    for report in reports:
-        slowest[report.level] = max(slowest.get(report.level, 0.0), report.timings_ms.get(part, 0.0))
-    return sum(slowest.values())
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,6 +26,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 import pyarrow as pa
@@ -33,6 +34,7 @@ import pyarrow as pa
 from millstream.engine.derive import MapFailure, derive
 from millstream.engine.feedback import fed_back, fed_marks
 from millstream.engine.grouping import Grouped, Lanes, without_times
+from millstream.engine.observing import Fence
 from millstream.engine.payload import INLINE_LIMIT, Head, Part, Parts, buffers, decode, in_order, receipts_of
 from millstream.engine.route import failure_of, split
 from millstream.engine.spec import TIME_COLUMN, EpochTask, Give, Here, SlotTask, Spec, rules_of
@@ -107,8 +109,13 @@ def host(
     received = sorted((part for _, parts in decoded for part in parts), key=lambda part: part.order)
     report = Report(mine.slot, receipts, level=level, clocks=clocks, watermarks=reached)
     if level == 1 and mine.slot == 0:
-        routed = sum(head.cpu_ms for head, _ in decoded)
-        report = replace(report, samples=_samples([head for head, _ in decoded]), timings_ms={"route": routed})
+        heads = [head for head, _ in decoded]
+        report = replace(
+            report,
+            samples=_samples(heads),
+            timings_ms={"route": sum(head.cpu_ms for head in heads)},
+            unobserved={what: error for head in heads for what, error in head.unobserved.items()},
+        )
     if here.worker and here.worker != mine.worker:
         report = replace(report, elsewhere=here.worker)
         if 0 <= mine.patience < _lacking(spec, level, mine, store):
@@ -213,7 +220,7 @@ def _run_level(
     state = [piece for found in pieces.values() for piece in found]
     CACHE.settle(store.uri, mine.home, [piece.segment for piece in state], [*mine.coming, *mine.soon])
     lanes = Lanes(received, task, store)
-    done = Done()
+    done, fence = Done(), Fence()
     for step in spec.graph.steps:
         if step.level != hosted.level:
             continue
@@ -248,7 +255,10 @@ def _run_level(
         if grouped is not None:
             size = sum(ref.bytes for ref in done.added[written:])
             bits = task.lanes[task.readers[step.name][0]].table.bin_bits
-            done.loads[step.name] = _load(grouped, bits, size, (time.thread_time_ns() - spent) // 1000)
+            micros = (time.thread_time_ns() - spent) // 1000
+            load = fence("the load of a step", b"", partial(_load, grouped, bits, size, micros))
+            if load:
+                done.loads[step.name] = load
     ended, busy = time.perf_counter(), time.thread_time() - busy
     unchecked = CACHE.check_ahead(store, mine.coming, ended + CHECK_COMING_S)
     coming = CACHE.traffic.ahead - read.ahead
@@ -269,6 +279,7 @@ def _run_level(
         read={name: size for name, size in sizes.items() if size},
         dead_letters=done.dead_letters,
         loads=done.loads,
+        unobserved={**report.unobserved, **fence.failed},
     )
 
 

@@ -53,7 +53,8 @@ class Head(msgspec.Struct, frozen=True, array_like=True):
     """Who sent a payload (level, then number among its producers), the receipt, and what is in it.
 
     `seen` is what a map task saw of event times; `watermarks` are those of sources and steps, as a host knows them.
-    `samples` are a few records of each source that a map task read, `cpu_ms` its CPU time; the first slot gets both.
+    `samples` are a few records of each source that a map task read, `cpu_ms` its CPU time, and `unobserved` what it
+    could not observe; the first slot gets these.
     """
 
     producer: str
@@ -64,6 +65,7 @@ class Head(msgspec.Struct, frozen=True, array_like=True):
     watermarks: dict[str, Mark] = {}
     samples: dict[str, bytes] = {}
     cpu_ms: float = 0.0
+    unobserved: dict[str, str] = {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,9 +103,10 @@ def encode(
     inline_limit: int = INLINE_LIMIT,
     samples: Mapping[str, bytes] | None = None,
     cpu_ms: float = 0.0,
+    unobserved: Mapping[str, str] | None = None,
 ) -> Iterator[bytes]:
     """The payload of each slot, in order of slots; `reports` by the slot that gets them."""
-    found = buffers(parts, producer, store, maker, reports, seen, watermarks, inline_limit, samples, cpu_ms)
+    found = buffers(parts, producer, store, maker, reports, seen, watermarks, inline_limit, samples, cpu_ms, unobserved)
     return map(b"".join, found)
 
 
@@ -118,6 +121,7 @@ def buffers(
     inline_limit: int,
     samples: Mapping[str, bytes] | None = None,
     cpu_ms: float = 0.0,
+    unobserved: Mapping[str, str] | None = None,
 ) -> Iterator[list[bytes | memoryview]]:
     """The payload of each slot, as buffers that need only be joined."""
     times = dict(seen or {}), dict(watermarks or {})
@@ -137,9 +141,9 @@ def buffers(
                 inline += body.size
                 sections.append(Section(part.lane, part.producer, body.size))
                 bodies.append(memoryview(body))
-        told, shown = list((reports or {}).get(slot, ())), dict(samples or {}) if slot == 0 else {}
-        spent = 0.0 if slot else cpu_ms
-        head = msgspec.msgpack.encode(Head(producer, receipt, sections, told, *times, shown, spent))
+        told = list((reports or {}).get(slot, ()))
+        observed = (dict(samples or {}), cpu_ms, dict(unobserved or {})) if slot == 0 else ()
+        head = msgspec.msgpack.encode(Head(producer, receipt, sections, told, *times, *observed))
         padding = bytes(-len(head) % 8)  # so that columns of 8-byte values are aligned
         yield [len(head).to_bytes(8, "little"), head, padding, *bodies]
 

@@ -14,11 +14,13 @@ import time
 import traceback
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pyarrow as pa
 
 from millstream.engine.derive import MapFailure, derive
+from millstream.engine.observing import Fence
 from millstream.engine.payload import Part, Parts, encode
 from millstream.engine.sample import SAMPLE_PARTS, sample_of
 from millstream.engine.spec import HASH_COLUMN, EpochTask, Lane, Spec, rules_of
@@ -45,11 +47,11 @@ def route(
     waiting: dict[str, list[pa.RecordBatch]] = {}
     seen: dict[str, list[SeenTimes]] = {}
     samples: dict[str, bytes] = {}
-    gathered = 0
+    fence, gathered = Fence(), 0
     try:
         for stream, batch in batches:
             if stream not in samples and producer < SAMPLE_PARTS:
-                samples[stream] = sample_of(batch)
+                samples[stream] = fence("a sample of the input", b"", partial(sample_of, batch))
             waiting.setdefault(stream, []).append(batch)
             gathered += batch.nbytes
             if gathered >= FLUSH_BYTES:
@@ -62,7 +64,7 @@ def route(
     rules = rules_of(spec.graph)
     together = {source: seen_together(all_, rules[source].percentile is not None) for source, all_ in seen.items()}
     spent = (time.thread_time() - began) * 1000  # without what it takes to send it
-    return encode(parts, name, store, task.maker, seen=together, samples=samples, cpu_ms=spent)
+    return encode(parts, name, store, task.maker, seen=together, samples=samples, cpu_ms=spent, unobserved=fence.failed)
 
 
 def _flush(

@@ -34,7 +34,7 @@ from millstream.library.reduce import (
     reduce_runs,
     sorted_lists,
 )
-from millstream.model.arrays import array_from
+from millstream.model.arrays import array_from, python_values
 from millstream.model.batch import Batch, InputBatch
 from millstream.model.maps import Map
 from millstream.model.state import Value
@@ -112,7 +112,7 @@ class Bound:
         if op == "collect":
             return [pa.ListArray.from_arrays(np.arange(len(values) + 1, dtype=np.int32), values, type=kind)]
         if self.aggregate.lift is not None:
-            made = [None if value is None else self.aggregate.lift(value) for value in values.to_pylist()]
+            made = [None if value is None else self.aggregate.lift(value) for value in python_values(values)]
             return [array_from(made, kind)]
         return [values if values.type == kind else values.cast(kind)]
 

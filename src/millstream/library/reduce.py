@@ -24,7 +24,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from millstream.errors import UserError
-from millstream.model.arrays import array_from
+from millstream.model.arrays import array_from, python_values
 from millstream.model.types import describe_type
 
 Rows = npt.NDArray[np.int64]
@@ -297,7 +297,7 @@ def _joined_lists(column: pa.Array, starts: Rows) -> pa.Array:
 
 def _folded(part: Part, column: pa.Array, starts: Rows) -> pa.Array:
     assert part.fold is not None
-    values, ends = column.to_pylist(), [*starts[1:].tolist(), len(column)]
+    values, ends = python_values(column), [*starts[1:].tolist(), len(column)]
     folded = []
     for start, end in zip(starts.tolist(), ends, strict=True):
         result = None

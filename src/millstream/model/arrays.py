@@ -362,12 +362,40 @@ _LONG = 1000
 """From about this length on, NumPy makes a list of numbers quicker than Arrow does."""
 
 
-def python_values(array: pa.Array) -> list[Any]:
-    """The values as Python's own: None for null, a dict for a struct, a list of (key, value) for a map."""
+def python_values(array: pa.Array | pa.ChunkedArray) -> list[Any]:
+    """The values as Python's own: None for null, a dict for a struct, a list of (key, value) for a map.
+
+    A date or time outside the years 1 to 9999, which Python has none for, comes as `numpy.datetime64`.
+    """
     numbers = pa.types.is_integer(array.type) or pa.types.is_floating(array.type)
     quick = numbers and len(array) > _LONG and not array.null_count
-    values: list[Any] = array.to_numpy().tolist() if quick else array.to_pylist()
+    try:
+        values: list[Any] = array.to_numpy().tolist() if quick else array.to_pylist()
+    except (OverflowError, ValueError):
+        return [_python_value(value) for value in array]
     return values
+
+
+def python_rows(table: pa.Table) -> list[dict[str, Any]]:
+    """The rows as dictionaries, with values as those of `python_values`."""
+    columns = [python_values(column) for column in table.columns]
+    names = table.column_names
+    return [dict(zip(names, row, strict=True)) for row in zip(*columns, strict=True)]
+
+
+def _python_value(value: pa.Scalar) -> Any:
+    """One value as Python's own, or as NumPy's where Python has none."""
+    try:
+        return value.as_py()
+    except (OverflowError, ValueError):
+        kind = value.type
+    if pa.types.is_struct(kind):
+        return {field.name: _python_value(value[number]) for number, field in enumerate(kind)}
+    if pa.types.is_map(kind):
+        return [(_python_value(entry[0]), _python_value(entry[1])) for entry in value.values]
+    if pa.types.is_list(kind):
+        return [_python_value(element) for element in value.values]
+    return np.datetime64(value.value, "D") if pa.types.is_date(kind) else np.datetime64(value.value, "us")
 
 
 # -------------------------------------------------------------------------------------------------- errors

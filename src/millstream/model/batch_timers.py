@@ -18,7 +18,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from millstream.errors import UserError
-from millstream.model.arrays import array_from
+from millstream.model.arrays import array_from, python_values
 from millstream.model.batch import Batch, TimerBatch
 from millstream.model.kinds import Changed, Mask, Rows, object_array
 from millstream.model.overlay import GONE, Column, Overlay, mask_of, places_in
@@ -194,7 +194,7 @@ class BatchTimer:
         if len(payload) != len(batch):
             raise UserError(f"timer {name!r}: {len(payload)} payloads found, {len(batch)} expected")
         if self.declared.is_object:
-            values = payload.to_pylist() if isinstance(payload, pa.Array) else payload
+            values = python_values(payload) if isinstance(payload, pa.Array) else payload
             payload = dumped_all(f"timer {name!r}: its payload", values)
         try:
             return array_from(payload, self.declared.payload_type)

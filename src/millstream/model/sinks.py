@@ -14,6 +14,7 @@ from typing import Any
 import pyarrow as pa
 
 from millstream.errors import UserError
+from millstream.model.arrays import python_rows
 
 
 class Sink:
@@ -74,6 +75,6 @@ class Memory(Sink):
         return pa.concat_tables([self.epochs[epoch] for epoch in sorted(self.epochs)]) if self.epochs else None
 
     def rows(self) -> list[dict[str, Any]]:
-        """All productions in order, as dictionaries."""
+        """All productions in order, as dictionaries. A time outside the years 1 to 9999 is a `numpy.datetime64`."""
         table = self.table()
-        return [] if table is None else table.to_pylist()
+        return [] if table is None else python_rows(table)

@@ -20,7 +20,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from millstream.errors import UserError
-from millstream.model.arrays import array_from
+from millstream.model.arrays import array_from, python_values
 from millstream.model.batch import Batch
 from millstream.model.copies import copier
 from millstream.model.fits import fitting
@@ -204,7 +204,7 @@ class BatchValue:
             return self._stored.numbers(declared.default, declared.numpy_type)
         loaded = self._stored.arrow(declared.arrow_type)
         if declared.is_object:
-            return object_array(loaded.to_pylist())
+            return object_array(python_values(loaded))
         if declared.default is not None:
             default = array_from([declared.default], declared.arrow_type)[0]
             return pc.if_else(pa.array(self._now_present()), loaded, default)
@@ -249,7 +249,7 @@ class RecordValue:
         if declared.is_numpy:
             numbers: list[Any] = stored.numbers(declared.default, declared.numpy_type).tolist()
             return numbers
-        values: list[Any] = stored.arrow(declared.arrow_type).to_pylist()
+        values: list[Any] = python_values(stored.arrow(declared.arrow_type))
         if declared.default is None:
             return values
         return [v if p else declared.default for v, p in zip(values, self._present, strict=True)]

@@ -24,7 +24,7 @@ import numpy as np
 import pyarrow as pa
 
 from millstream.errors import UserError
-from millstream.model.arrays import array_from
+from millstream.model.arrays import array_from, python_values
 from millstream.model.batch import Batch, Rows
 from millstream.model.kinds import Changed, Mask
 from millstream.model.pickled import dumped, loaded
@@ -161,7 +161,7 @@ class Due:
 
     def listed(self) -> Iterable[tuple[int, str, int, Any]]:
         """One by one."""
-        payloads = [None] * len(self.places) if self.payloads is None else self.payloads.to_pylist()
+        payloads = [None] * len(self.places) if self.payloads is None else python_values(self.payloads)
         return zip(self.places.tolist(), self.tags.to_pylist(), self.times.tolist(), payloads, strict=True)
 
 

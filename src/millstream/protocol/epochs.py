@@ -23,7 +23,6 @@ from millstream.errors import InvariantViolation, UserError
 from millstream.protocol.manifest import Edit, Manifest, SegmentRef
 from millstream.protocol.modification import Applied, Changed, followed
 from millstream.protocol.routing import RoutingTable
-from millstream.protocol.statistics import Load, evened, together
 from millstream.protocol.steering import Outcome, remembered
 from millstream.protocol.time import END_OF_TIME, NO_TIME, SourceClock
 
@@ -470,6 +469,8 @@ class Report:
     read: dict[str, int] = field(default_factory=dict)
     """Bytes of state that had not been read here before: `found` here, `fetched`, checked `ahead` of time, of these of
     what is `coming`, of which so many are still `unchecked`."""
+    unobserved: dict[str, str] = field(default_factory=dict)
+    """The observations that failed, and why (see `engine.observing`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -485,7 +486,6 @@ class Accept:
     late: dict[str, int] = field(default_factory=dict)
     dead_letters: dict[str, int] = field(default_factory=dict)
     passed: dict[str, int] = field(default_factory=dict)
-    loads: dict[str, bytes] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -543,17 +543,7 @@ def judge(slot_count: int, producers: int, reports: Sequence[Report], levels: in
         {step: count for step, count in _sums(report.late for report in ordered).items() if count},
         {step: count for step, count in _sums(report.dead_letters for report in ordered).items() if count},
         passed,
-        _loads(ordered),
     )
-
-
-def _loads(reports: Sequence[Report]) -> dict[str, bytes]:
-    """The load of every step, of all slots together."""
-    parts: dict[str, list[Load]] = {}
-    for report in reports:
-        for step, data in report.loads.items():
-            parts.setdefault(step, []).append(Load.unpack(data))
-    return {step: evened(together(found)).pack() for step, found in parts.items()}
 
 
 def disagreement(receipts: Sequence[Mapping[str, str]], producers: int) -> str | None:

@@ -38,7 +38,7 @@ from millstream.engine.state import check_same_step, read_state
 from millstream.engine.strong import host_once
 from millstream.engine.version import Version, fingerprints
 from millstream.errors import UserError
-from millstream.model.arrays import array_from
+from millstream.model.arrays import array_from, python_rows
 from millstream.model.change import Calls, Change
 from millstream.model.computation import Computation
 from millstream.model.graph import Graph, resolve
@@ -337,7 +337,7 @@ class Simulated:
 
     def deliver(self, sink: SinkNode, schema: pa.Schema, outputs: Sequence[Output], epoch: int) -> None:
         table = read_productions(self.store, schema, outputs)
-        rows = [tuple(row.values()) for row in table.to_pylist()]
+        rows = [tuple(row.values()) for row in python_rows(table)]
         known = self.delivered.setdefault(sink.name, {}).setdefault(epoch, rows)
         assert known == rows, f"epoch {epoch} was delivered to {sink.name} with other productions before"
         self.deliveries.append((sink.name, epoch))
@@ -480,7 +480,7 @@ class Simulated:
             check_same_step(chosen, history)
         forms = unpacked(self.driver.modifier.version.forms.get((step, name), b""))
         table = read_state(self.store, chosen, name, history, forms)
-        rows = [tuple(row.values()) for row in table.to_pylist()]
+        rows = [tuple(row.values()) for row in python_rows(table)]
         declared = chosen.states[name]
         if not declared.is_object:
             return rows
