@@ -466,7 +466,7 @@ def test_a_watermark_is_shown_with_how_far_it_is_behind() -> None:
     sim = Simulated(query, {"words": "word string, ts timestamp"}, now=start + timedelta(seconds=90))
     sim.feed(words=[("a", start + timedelta(seconds=60))])
     text = "\n".join(watch.lines(Control(sim.store).status()))
-    assert "watermark  words: 2026-01-01 00:00:50, 40.0 s behind" in text
+    assert "watermark  words: 2026-01-01 00:00:50, 40 s behind" in text
 
 
 def test_a_migration_that_somebody_else_cancels_is_no_success(sim: Simulated) -> None:

@@ -490,7 +490,7 @@ def test_what_is_wrong_about_time_is_refused_with_the_source_or_step() -> None:
 
     refuse("source 'events': no column 'tss' for its event time; it has k, ts", event_time="tss")
     refuse("source 'events': the event time 'k' is BIGINT, expected TIMESTAMP", event_time="k")
-    refuse("source 'events': lateness, percentile and watermark need event_time", lateness="1 second")
+    refuse("source 'events': lateness, percentile, watermark and partition need event_time", lateness="1 second")
     refuse("give one of lateness, percentile and watermark", event_time="ts", lateness="1 second", percentile=0.9)
     refuse("lateness='soon': give a duration such as '10 seconds'", event_time="ts", lateness="soon")
     refuse("idle_after='-1 second'", event_time="ts", idle_after="-1 second")

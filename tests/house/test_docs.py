@@ -302,5 +302,7 @@ def test_no_page_uses_a_word_that_is_not_ours(page: Path) -> None:
     for word in (r"\bmanagers?\b", r"\bbatch id\b"):
         assert not re.search(word, text, re.IGNORECASE), word
     for paragraph in re.split(r"\n\n|\n(?=[|\-] )", prose(page)):
-        if re.search(r"\b(checkpoint|partition)s?\b", paragraph):
-            assert "Spark" in paragraph, f"whose checkpoint or partition? {paragraph[:80]}"
+        if re.search(r"\bcheckpoints?\b", paragraph):
+            assert "Spark" in paragraph, f"whose checkpoint? {paragraph[:80]}"
+        if re.search(r"\bpartitions?\b", paragraph):
+            assert re.search(r"Spark|source|Kafka|watermark", paragraph), f"whose partition? {paragraph[:80]}"

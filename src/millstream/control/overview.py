@@ -19,9 +19,10 @@ import numpy as np
 from millstream.control.handle import Progress, progress_of
 from millstream.model.times import moment
 from millstream.protocol.epochs import Commit, History, Plan
-from millstream.protocol.migration import MigrationPlan
+from millstream.protocol.migration import MigrationPlan, duration_text
 from millstream.protocol.planner import bytes_in
 from millstream.protocol.steering import Outcome
+from millstream.protocol.time import slowest_partition
 from millstream.store.journal import Envelope
 
 _REMEMBERED = 32
@@ -58,6 +59,8 @@ class Overview:
     """In how many segments the state lies."""
     watermarks: dict[str, datetime | None]
     """The watermark of each source and step with event time."""
+    held_back: dict[str, HeldBack]
+    """Of each source with partitions: the one that holds it back, and how far it is behind the one that leads."""
     late: dict[str, int]
     """How many late records each step has dropped, or sent to its output `late`."""
     dead_letters: dict[str, int]
@@ -74,6 +77,29 @@ class Overview:
         """How far the watermark of each source and step is behind the clock of the last epoch's plan."""
         now = self.clock
         return {} if now is None else {name: now - mark for name, mark in self.watermarks.items() if mark is not None}
+
+
+@dataclass(frozen=True, slots=True)
+class HeldBack:
+    """The partition that holds a source back."""
+
+    name: str
+    """The partition: the values of the columns that name it."""
+    behind: timedelta
+    """How far its watermark is behind that of the partition that leads."""
+
+    def __str__(self) -> str:
+        return f"partition {self.name}, {duration_text(self.behind.total_seconds())} behind"
+
+
+def held_back(history: History) -> dict[str, HeldBack]:
+    """The partition that holds each source back, where one does."""
+    slowest = {name: slowest_partition(clock) for name, clock in history.clocks.items()}
+    return {
+        name: HeldBack(each.name, timedelta(microseconds=each.behind_us))
+        for name, each in slowest.items()
+        if each is not None
+    }
 
 
 class Pulse:
@@ -130,6 +156,7 @@ def overview_of(history: History, pulse: Pulse, plans: Mapping[int, MigrationPla
             **{name: moment(clock.watermark) for name, clock in history.clocks.items()},
             **{name: moment(mark) for name, mark in history.watermarks.items()},
         },
+        held_back(history),
         dict(history.late),
         dict(history.dead_letters),
         moment(history.clock_ms * 1000) if history.clock_ms else None,

@@ -34,6 +34,7 @@ from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 from millstream.control.handle import Handle
 from millstream.control.modify import Modify
+from millstream.control.overview import HeldBack, held_back
 from millstream.control.verbs import Verbs, When, start_of
 from millstream.engine.adapting import Decided
 from millstream.engine.driver import Driver, EpochFacts, live_slots
@@ -104,6 +105,8 @@ class Status:
     """What went wrong in the last round of upkeep, or None."""
     watermarks: dict[str, datetime | None]
     """The watermark of each source and step with event time."""
+    held_back: dict[str, HeldBack]
+    """Of each source with partitions: the one that holds it back, and how far it is behind the one that leads."""
     late: dict[str, int]
     """How many late records each step has dropped, or sent to its output `late`."""
     dead_letters: dict[str, int]
@@ -345,6 +348,7 @@ class RunningQuery(Verbs):
                 **{name: moment(clock.watermark) for name, clock in history.clocks.items()},
                 **{name: moment(mark) for name, mark in history.watermarks.items()},
             },
+            held_back(history),
             dict(history.late),
             dict(history.dead_letters),
             pending_timers(self._driver.graph, history),

@@ -27,7 +27,7 @@ from rich.text import Text
 
 from millstream.control.handle import Progress
 from millstream.control.overview import Overview
-from millstream.protocol.migration import size_text
+from millstream.protocol.migration import duration_text, size_text
 from millstream.protocol.steering import Outcome
 
 if TYPE_CHECKING:
@@ -151,13 +151,13 @@ def _mark(overview: Overview, name: str, mark: datetime | None) -> str:
     if mark is None:
         return "none yet"
     lag = overview.lags.get(name)
-    behind = f", {lag.total_seconds():,.1f} s behind" if lag is not None else ""
-    return f"{mark:%Y-%m-%d %H:%M:%S}{behind}"
+    behind = f", {duration_text(lag.total_seconds())} behind" if lag is not None else ""
+    held = f", held back by {overview.held_back[name]}" if name in overview.held_back else ""
+    return f"{mark:%Y-%m-%d %H:%M:%S}{behind}{held}"
 
 
 def _ago(then: datetime) -> str:
-    seconds = max(0.0, (datetime.now(UTC) - then).total_seconds())
-    return f"{seconds:.1f} s ago" if seconds < 120 else f"{seconds / 60:,.0f} min ago"
+    return f"{duration_text(max(0.0, (datetime.now(UTC) - then).total_seconds()))} ago"
 
 
 def _some(texts: Sequence[str]) -> str:

@@ -62,7 +62,7 @@ from millstream.protocol.migration import MigrationPlan
 from millstream.protocol.modification import Candidate, Modification, called, routed_on
 from millstream.protocol.routing import RoutingTable, Slot
 from millstream.protocol.steering import Facts, Spent, Steering, draining, leaving, remembered, steer
-from millstream.protocol.time import NO_TIME, idle_sources
+from millstream.protocol.time import NO_TIME, idle_sources, leaving_partitions
 from millstream.store.control_log import ControlLog
 from millstream.store.journal import Journal
 from millstream.store.names import Maker
@@ -311,6 +311,7 @@ class Driver:
                 raise
             self.modifier.failed(changed, str(error), by_user=True)
             return str(error)
+        rules = rules_of(version.graph)
         plan = Plan(
             epoch,
             Attempt(history.attempts),
@@ -321,7 +322,8 @@ class Driver:
             version.graph.describe() if history.graph is None or changed is not None else None,
             {name: table for name, table in tables.items() if before.tables.get(name) != table},
             edits,
-            idle_sources(rules_of(version.graph), before.clocks, clock_ms, self._since_ms),
+            idle_sources(rules, before.clocks, clock_ms, self._since_ms),
+            leaving_partitions(rules, before.clocks, clock_ms, self._since_ms),
             stated,
             steering.outcomes,
             steering.control,

@@ -49,7 +49,15 @@ from millstream.model.times import times_of
 from millstream.protocol.epochs import Damage, Report
 from millstream.protocol.manifest import Family
 from millstream.protocol.statistics import Load, cell_bits, cells_of
-from millstream.protocol.time import END_OF_TIME, Mark, SourceClock, advanced, least_mark, seen_together, step_watermark
+from millstream.protocol.time import (
+    Mark,
+    SourceClock,
+    advanced,
+    mark_of_inputs,
+    mark_of_slots,
+    seen_together,
+    step_watermark,
+)
 from millstream.store.held import Traffic
 from millstream.store.objects import ObjectStore
 from millstream.store.segments import CACHE
@@ -181,7 +189,7 @@ def _watermarks(
     """The watermarks of this epoch: of all sources and steps up to a level, as they hold back later levels; of the
     steps of the level, as they are committed; and on level 1 the sources' clocks.
 
-    A step whose inputs all stand still stays where it is, and holds nobody back but by what binds it.
+    A step whose inputs are all silent is silent, too: it holds nobody back but by what binds it.
     """
     graph, rules = spec.graph, rules_of(spec.graph)
     marks: dict[str, Mark] = fed_marks(task)
@@ -191,18 +199,20 @@ def _watermarks(
         for source, rule in rules.items():
             parts = [head.seen[source] for head in heads if source in head.seen]
             seen = seen_together(parts, rule.percentile is not None)
-            clocks[source] = advanced(rule, task.clocks[source], seen, task.clock_ms, task.stated.get(source))
+            stated, leaving = task.stated.get(source), task.leaving.get(source, ())
+            clocks[source] = advanced(rule, task.clocks[source], seen, task.clock_ms, stated, leaving)
             silent = source in task.idle and not seen.heard and source not in task.stated
-            marks[source] = Mark() if silent else Mark(clocks[source].watermark)
+            reached_now = clocks[source].watermark
+            marks[source] = Mark(stood=reached_now) if silent else Mark(reached_now)
     for head in heads:
         for name, mark in head.watermarks.items():
-            marks[name] = least_mark([mark, marks.get(name, Mark())])
+            marks[name] = mark_of_slots(mark, marks[name]) if name in marks else mark
     for step in graph.steps:
         if step.level == level and step.timed:
             streams = [given.stream for given in step.inputs if given.time is not None]
-            given = least_mark(marks[origin] for stream in streams for origin in graph.origins_of(stream))
-            reached[step.name] = step_watermark(task.before[step.name], given)
-            marks[step.name] = given if given.driver == END_OF_TIME else Mark(reached[step.name])
+            inputs = mark_of_inputs(marks[origin] for stream in streams for origin in graph.origins_of(stream))
+            here = reached[step.name] = step_watermark(task.before[step.name], inputs)
+            marks[step.name] = Mark(bound=inputs.bound, stood=here) if inputs.silent else Mark(here)
     return marks, reached, clocks
 
 

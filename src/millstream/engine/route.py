@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import time
 import traceback
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -82,23 +82,57 @@ def _flush(
     for source in spec.graph.sources:
         if source.time is not None and source.name in gathered:
             records, rule = gathered[source.name], rules[source.name]
-            found = seen_in(times_of(records.column(source.time.column)), rule, task.clock_ms)
+            names = partition_names([records.column(name) for name in rule.partition]) if rule.partition else None
+            found = seen_in(times_of(records.column(source.time.column)), rule, task.clock_ms, names)
             if source.time.stating is not None:
-                stated = seen_in(times_of(records.column(source.time.stating)), rule, task.clock_ms)
-                found = replace(found, mark=stated.mark)
+                stated = seen_in(times_of(records.column(source.time.stating)), rule, task.clock_ms, names)
+                found = replace(found, mark=stated.mark, partitions=stated.partitions)
             seen.setdefault(source.name, []).append(found)
     split(task, derive(spec, gathered), producer, parts)
 
 
-def seen_in(times: Times, rule: TimeRule, clock_ms: int) -> SeenTimes:
-    """What these event times say of a source."""
-    known = times[times != NULL_TIME]
-    sane = known[known <= clock_ms * 1000 + rule.ahead_us]
-    mark = NO_TIME
-    if len(sane):
-        newest = sane.max() if rule.percentile is None else np.quantile(sane, 1 - rule.percentile, method="lower")
-        mark = int(newest)
-    return SeenTimes(len(times), len(times) - len(known), len(known) - len(sane), mark)
+def seen_in(times: Times, rule: TimeRule, clock_ms: int, names: pa.DictionaryArray | None = None) -> SeenTimes:
+    """What these event times say of a source; `names` are the partitions of the records, if it has any."""
+    known = times != NULL_TIME
+    sane = known & (times <= clock_ms * 1000 + rule.ahead_us)
+    nulls, ahead = len(times) - int(known.sum()), int(known.sum() - sane.sum())
+    mark, partitions = NO_TIME, dict[str, int]()
+    if sane.any():
+        usable = times[sane]
+        mark = int(
+            usable.max() if rule.percentile is None else np.quantile(usable, 1 - rule.percentile, method="lower")
+        )
+        if names is not None:
+            partitions = _partition_marks(usable, names.filter(pa.array(sane)), rule.percentile)
+    return SeenTimes(len(times), nulls, ahead, mark, partitions)
+
+
+def _partition_marks(times: Times, names: pa.DictionaryArray, percentile: float | None) -> dict[str, int]:
+    """The newest time of each partition, or the one at the percentile."""
+    numbers, texts = names.indices.to_numpy(), names.dictionary.to_pylist()
+    if percentile is None:
+        newest = np.full(len(texts), NO_TIME)
+        np.maximum.at(newest, numbers, times)
+        return {text: mark for text, mark in zip(texts, newest.tolist(), strict=True) if mark != NO_TIME}
+    order = np.lexsort((times, numbers))
+    heard, begins, counts = np.unique(numbers[order], return_index=True, return_counts=True)
+    at = order[begins + np.floor((1 - percentile) * (counts - 1)).astype(np.int64)]
+    return {texts[number]: mark for number, mark in zip(heard.tolist(), times[at].tolist(), strict=True)}
+
+
+def partition_names(columns: Sequence[pa.Array]) -> pa.DictionaryArray:
+    """The name of each record's partition: the values of these columns as one text.
+
+    >>> partition_names([pa.array(["a", "a", None]), pa.array([0, 1, 1])]).to_pylist()
+    ['a/0', 'a/1', 'null/1']
+    """
+    first, *others = [column.dictionary_encode("encode") for column in columns]
+    numbers, texts = first.indices.to_numpy(), first.dictionary.cast(pa.string()).fill_null("null").to_pylist()
+    for column in others:
+        values = column.dictionary.cast(pa.string()).fill_null("null").to_pylist()
+        pairs, numbers = np.unique(numbers * np.int64(len(values)) + column.indices.to_numpy(), return_inverse=True)
+        texts = [f"{texts[pair // len(values)]}/{values[pair % len(values)]}" for pair in pairs.tolist()]
+    return pa.DictionaryArray.from_arrays(pa.array(numbers, pa.int32()), pa.array(texts, pa.string()))
 
 
 def failure_of(name: str, key: str, record: str, cause: BaseException) -> Failure:

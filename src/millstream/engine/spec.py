@@ -27,7 +27,7 @@ from millstream.protocol.epochs import History, Output, Plan
 from millstream.protocol.keyspace import Range
 from millstream.protocol.manifest import Family, Manifest, Piece, SegmentRef
 from millstream.protocol.routing import RoutingTable, Slot
-from millstream.protocol.time import NO_TIME, SourceClock, TimeRule
+from millstream.protocol.time import NO_TIME, SourceClock, TimeRule, first_clock
 from millstream.store.cache import CacheSettings
 from millstream.store.forms import Forms, unpacked
 from millstream.store.names import Maker
@@ -127,6 +127,7 @@ class EpochTask:
     before: dict[str, int] = field(default_factory=dict)
     """The watermark of each step before the epoch."""
     idle: tuple[str, ...] = ()
+    leaving: dict[str, tuple[str, ...]] = field(default_factory=dict)
     stated: dict[str, int] = field(default_factory=dict)
     clock_before_ms: int = 0
     """The clock of the last committed epoch's plan."""
@@ -148,7 +149,13 @@ def rules_of(graph: Graph) -> dict[str, TimeRule]:
         if source.time is not None:
             given = source.time
             found[source.name] = TimeRule(
-                given.lateness, given.percentile, given.idle_after, given.max_ahead, given.is_stated
+                given.lateness,
+                given.percentile,
+                given.idle_after,
+                given.max_ahead,
+                given.is_stated,
+                given.partition,
+                given.expected,
             )
     return found
 
@@ -172,9 +179,10 @@ def epoch_task(
         slot_count,
         lanes,
         readers,
-        {name: history.clocks.get(name, SourceClock(active_ms=plan.clock_ms)) for name in rules_of(graph)},
+        {name: history.clocks.get(name) or first_clock(rule, plan.clock_ms) for name, rule in rules_of(graph).items()},
         {step.name: history.watermarks.get(step.name, NO_TIME) for step in graph.steps if step.timed},
         plan.idle,
+        plan.leaving,
         plan.stated,
         history.clock_ms,
         {step.name: history.passed.get(step.name, NO_TIME) for step in graph.steps if step.holds},

@@ -253,8 +253,8 @@ class StepRun:
             found = least_between(self.store, CACHE, pieces, after, min(mark.driver, least))
             least = least if found is None else found
         bound = min(mark.bound, least)
-        self.done.passed[name] = step_watermark(passed, Mark(mark.driver, bound))
-        marks[name] = Mark(bound=bound) if mark.driver == END_OF_TIME else Mark(self.done.passed[name])
+        here = self.done.passed[name] = step_watermark(passed, mark._replace(bound=bound))
+        marks[name] = Mark(bound=bound, stood=here) if mark.silent else Mark(here)
 
     def _pieces_after(self, family: Family) -> list[Piece]:
         """The pieces of a family with what this epoch has written, newest first."""

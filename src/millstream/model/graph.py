@@ -393,6 +393,16 @@ def _time_column(source: Source) -> str:
         if not pa.types.is_timestamp(source.schema.field(column).type):
             found = format_type(source.schema.field(column).type)
             raise UserError(f"source {source.name!r}: the {what} {column!r} is {found}, expected TIMESTAMP")
+    for column in source.time.partition:
+        if column not in source.schema.names:
+            names = ", ".join(source.schema.names)
+            raise UserError(f"source {source.name!r}: no column {column!r} for its partition; it has {names}")
+        kind = source.schema.field(column).type
+        if not (pa.types.is_string(kind) or pa.types.is_integer(kind) or pa.types.is_date(kind)):
+            raise UserError(
+                f"source {source.name!r}: the partition {column!r} is {format_type(kind)}, expected STRING, a whole "
+                "number or DATE; cast it"
+            )
     return source.time.column
 
 

@@ -14,7 +14,7 @@ Rules
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any
@@ -139,6 +139,8 @@ class Query:
         watermark: Callable[[], datetime | None] | str | None = None,
         idle_after: str | timedelta = "1 minute",
         max_ahead: str | timedelta = "1 hour",
+        partition: str | Sequence[str] | None = None,
+        expected: Iterable[Any] = (),
         unbounded: bool = False,
     ) -> Stream:
         """Adds a source: a streaming DataFrame, or a function of a reader, `lambda read: read.format(...).load()`.
@@ -156,8 +158,17 @@ class Query:
         datetime, or None for "no news"; or a timestamp column, of which the newest value counts, and null says
         nothing. A source that is silent for `idle_after` does not hold others back. A time more
         than `max_ahead` ahead of the driver's clock does not move the watermark.
+
+        Where a source has partitions that run at different speeds, `partition` names the column that tells them apart
+        (of Kafka, `["topic", "partition"]`). Each then has a watermark, and the source the least of those that are not
+        silent. Without it, the newest record of the fastest partition makes those of a slow one late. A partition holds
+        the source back once it was heard; those that are `expected` do so from the start.
+
+        >>> orders = query.source("orders", None, event_time="ts", lateness="10 seconds", partition="shop")
         """
-        time = event_time_of(name, event_time, lateness, percentile, idle_after, max_ahead, watermark)
+        time = event_time_of(
+            name, event_time, lateness, percentile, idle_after, max_ahead, watermark, partition, expected
+        )
         self._take("source", name)
         self.sources[name] = SourceNode(name, frame, unbounded, time)
         return Stream(self, (name,))

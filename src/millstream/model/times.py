@@ -9,7 +9,7 @@ Rules
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any, Literal
@@ -108,7 +108,7 @@ class EventTime:
     """Where the event time of a source is, and how its watermark follows; durations in microseconds.
 
     `is_stated` says that a function states the watermark; the function itself stays with the driver. `stating` is the
-    column whose values state it, if one does.
+    column whose values state it, if one does. `partition` are the columns that name the partition of a record.
     """
 
     column: str
@@ -119,15 +119,25 @@ class EventTime:
     is_stated: bool
     stated: Callable[[], datetime | None] | None
     stating: str | None = None
+    partition: tuple[str, ...] = ()
+    expected: tuple[str, ...] = ()
 
 
 def event_time(
-    name: str, column: str | None, lateness: Any, percentile: Any, idle_after: Any, max_ahead: Any, watermark: Any
+    name: str,
+    column: str | None,
+    lateness: Any,
+    percentile: Any,
+    idle_after: Any,
+    max_ahead: Any,
+    watermark: Any,
+    partition: Any = None,
+    expected: Any = (),
 ) -> EventTime | None:
     """What was said of a source's event time, checked."""
     if column is None:
-        if lateness is not None or percentile is not None or watermark is not None:
-            raise UserError(f"source {name!r}: lateness, percentile and watermark need event_time, a column")
+        if any(given is not None for given in (lateness, percentile, watermark, partition)):
+            raise UserError(f"source {name!r}: lateness, percentile, watermark and partition need event_time, a column")
         return None
     if not isinstance(column, str):
         raise UserError(f"source {name!r}: event_time={column!r}; give the name of a timestamp column")
@@ -146,16 +156,56 @@ def event_time(
             f"source {name!r}: watermark={watermark!r}; give a function that returns a datetime or None, or the name "
             "of a timestamp column"
         )
+    columns = _partition(name, partition)
+    if columns and watermark is not None and stating is None:
+        raise UserError(
+            f"source {name!r}: a function states the watermark of the whole source, so partition={partition!r} would "
+            "change nothing: leave it out, or name a column in watermark="
+        )
     try:
         return EventTime(
             column,
             micros_of(lateness if lateness is not None else timedelta(0), "lateness"),
             percentile,
-            micros_of(idle_after, "idle_after"),
+            _above_zero(idle_after, "idle_after"),
             micros_of(max_ahead, "max_ahead"),
             watermark is not None and stating is None,
             None if stating else watermark,
             stating,
+            columns,
+            _expected(name, columns, expected),
         )
     except UserError as error:
         raise UserError(f"source {name!r}: {error}") from error
+
+
+def _above_zero(given: Any, what: str) -> int:
+    duration = micros_of(given, what)
+    if not duration:
+        raise UserError(
+            f"{what}={given!r}: every source would be idle at once, and hold nobody back; give a duration above 0"
+        )
+    return duration
+
+
+def _partition(name: str, given: Any) -> tuple[str, ...]:
+    columns = () if given is None else (given,) if isinstance(given, str) else given
+    if not isinstance(columns, list | tuple) or not all(isinstance(each, str) and each for each in columns):
+        raise UserError(f"source {name!r}: partition={given!r}; give the name of a column, or a list of names")
+    if given is not None and not columns:
+        raise UserError(f"source {name!r}: partition={given!r}; name at least one column, or leave it out")
+    return tuple(columns)
+
+
+def _expected(name: str, columns: tuple[str, ...], given: Any) -> tuple[str, ...]:
+    """The names of partitions, as those of records are made: the values of the columns as one text."""
+    if isinstance(given, str) or not isinstance(given, Iterable):
+        raise UserError(f"source {name!r}: expected={given!r}; give a list of partitions")
+    names = []
+    for value in given:
+        values = value if isinstance(value, tuple) else (value,)
+        if len(values) != max(1, len(columns)) or not columns:
+            wanted = f"values of {', '.join(columns)}" if columns else "partition=, the column that names partitions"
+            raise UserError(f"source {name!r}: expected has {value!r}; give {wanted}")
+        names.append("/".join(map(str, values)))
+    return tuple(dict.fromkeys(names))

@@ -51,8 +51,9 @@ class Claim:
 class Plan:
     """What an attempt of an epoch runs. `graph` and `tables` are given only when they change.
 
-    `clock_ms` never goes back. `idle` are the sources that hold no watermark back in this epoch, and `stated` the
-    watermarks that come from elsewhere than the records. `outcomes` are of the commands whose state it changes, and
+    `clock_ms` never goes back. `idle` are the sources that hold no watermark back in this epoch, `leaving` the
+    partitions of each source that hold it back no longer, and `stated` the watermarks that come from elsewhere than the
+    records. `outcomes` are of the commands whose state it changes, and
     `control` is how far the control log has been heard. `changed` is there if the graph is another than before.
     """
 
@@ -66,6 +67,7 @@ class Plan:
     tables: dict[str, RoutingTable] = field(default_factory=dict)
     edits: tuple[Edit, ...] = ()
     idle: tuple[str, ...] = ()
+    leaving: dict[str, tuple[str, ...]] = field(default_factory=dict)
     stated: dict[str, int] = field(default_factory=dict)
     outcomes: tuple[Outcome, ...] = ()
     control: int = 0

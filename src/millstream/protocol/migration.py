@@ -240,6 +240,27 @@ def size_text(size: float) -> str:
     return f"{size:,.3g} TB"
 
 
+_LENGTHS = (("day", 86_400), ("hour", 3_600), ("minute", 60))
+
+
+def duration_text(seconds: float) -> str:
+    """A duration for people: the two largest units, and one from ten on.
+
+    >>> [duration_text(seconds) for seconds in (0.25, 7.5, 100, 5000, 27_117_712.4, 86_400)]
+    ['0.25 s', '7.5 s', '1 minute 40 s', '1 hour 23 minutes', '313 days', '1 day']
+    """
+    if abs(seconds) < 59.5:
+        return f"{seconds:.3g} s"
+    left, parts = round(abs(seconds)), []
+    for name, size in (*_LENGTHS, ("s", 1)):
+        whole, left = divmod(left, size)
+        if whole:
+            parts.append(f"{whole:,} s" if name == "s" else _count(whole, name))
+        if whole >= 10 or len(parts) == 2 or (parts and not whole):
+            break
+    return ("-" if seconds < 0 else "") + " ".join(parts)
+
+
 def _count(number: int, what: str) -> str:
     return f"{number:,} {what}" if number == 1 else f"{number:,} {what}s"
 

@@ -24,7 +24,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from millstream.protocol.keyspace import LAST
-from millstream.protocol.migration import MigrationPlan, Move, Start
+from millstream.protocol.migration import MigrationPlan, Move, Start, duration_text
 from millstream.protocol.modification import LIFE, Candidate, Changed, Modification
 from millstream.protocol.routing import RoutingTable
 
@@ -534,10 +534,10 @@ def _past(plan: MigrationPlan, facts: Facts, sent_ms: int) -> str:
     if start.epoch is not None and start.epoch < facts.epoch:
         return f"the plan starts at epoch {start.epoch}, which is past: the next one is {facts.epoch}"
     if start.clock_ms is not None and start.clock_ms < min(facts.clock_ms, sent_ms or facts.clock_ms):
-        return f"the plan starts {(facts.clock_ms - start.clock_ms) / 1000:,.1f} s in the past"
+        return f"the plan starts {duration_text((facts.clock_ms - start.clock_ms) / 1000)} in the past"
     if start.event_time is not None and _watermark(plan, facts) >= start.event_time:
         behind = (_watermark(plan, facts) - start.event_time) / 10**6
-        return f"the plan starts at an event time that is past: the watermark is {behind:,.1f} s beyond it"
+        return f"the plan starts at an event time that is past: the watermark is {duration_text(behind)} beyond it"
     return ""
 
 
