@@ -733,6 +733,8 @@ class Oracle:
         self.steps = {step.name: OracleStep(step) for step in shape.steps}
         self.marks: dict[str, int] = {}
         """The watermark of every source and step with event time that has run."""
+        self.stood: dict[str, int] = {}
+        """How far the time of each stream has come, whether it holds others back or not."""
         self.active: dict[str, int] = {}
         self.late: Counter[str] = Counter()
         self.clock = 0
@@ -761,6 +763,7 @@ class Oracle:
                 streams[node.name] = [Record(r.k, v, r.t, r.time) for v, r in changed if v is not None]
                 if all(name in held for name in node.reads):
                     held[node.name] = min(held[name] for name in node.reads)
+                    self.stood[node.name] = max(self.stood[name] for name in node.reads)
             else:
                 self._step(node, streams, held, clock)
         self.clock = clock
@@ -784,6 +787,7 @@ class Oracle:
             reached = stated.get(name, max(sane) - source.lateness * SECOND if sane else NEVER)
             self.marks[name] = max(self.marks.get(name, NEVER), reached)
             held[name] = ALWAYS if idle and not sane and name not in stated else self.marks[name]
+            self.stood[name] = self.marks[name]
         return held
 
     def _step(self, step: StepShape, streams: dict[str, list[Record]], held: dict[str, int], clock: int) -> None:
@@ -802,7 +806,8 @@ class Oracle:
         timed = [held[name] for _, name in inputs if name in held]
         mark = before
         if timed:
-            mark = before if min(timed) == ALWAYS else max(before, min(timed))
+            furthest = max(self.stood[name] for _, name in inputs if name in held)
+            mark = max(before, furthest if min(timed) == ALWAYS else min(timed))
             self.marks[step.name] = mark
         made = self.steps[step.name].run(grouped, mark, clock * 1000)
         for output in outputs_of(step):
@@ -813,6 +818,7 @@ class Oracle:
             streams[full] = [Record(*row, max(time, before, NEVER + 1) if timed else NEVER) for row, time in found]
             if timed:
                 held[full] = ALWAYS if min(timed) == ALWAYS else mark
+                self.stood[full] = mark
 
     def state(self, step: str, name: str) -> dict[Any, Any]:
         return self.steps[step].state(name, self.clock * 1000)

@@ -184,6 +184,17 @@ def test_a_module_of_the_current_folder_is_sent_with_what_it_imports(
     assert (totals(sim)["the"], totals(sim)["new"]) == (11, 7)
 
 
+def test_carry_all_is_for_all_state_that_has_no_rule_of_its_own(sim: Simulated, rules: str) -> None:
+    run("modify", sim, "--replace", f"count={rules}:Halves", "--carry", "total:double", "--carry-all", "--no-wait")
+    sim.feed(words=[("the",)])
+    assert totals(sim)["the"] == 4.5
+    assert dict(sim.state("count", "seen")) == {"the": True}, "what is new begins empty"
+    run("modify", sim, "--replace", f"count={rules}:Halves", "--fresh", "total", "--carry-all", "--no-wait")
+    sim.feed(words=[("new",)])
+    assert totals(sim) == {"new": 0.5}
+    assert dict(sim.state("count", "seen")) == {"the": True, "new": True}, "and what was there is kept"
+
+
 def test_a_wheel_is_sent_without_being_installed(sim: Simulated, tmp_path: Path) -> None:
     wheel = tmp_path / "shop-2.0-py3-none-any.whl"
     with zipfile.ZipFile(wheel, "w") as archive:
@@ -421,13 +432,12 @@ def test_who_comes_second_has_a_conflict(sim: Simulated, rules: str, monkeypatch
         (["--remove", "a", "--reconnect", "--cut"], "exclude each other"),
         (["--rename", "a=b", "--cut"], "go with --remove"),
         (["--rename", "a=b", "--carry", "total"], "rules are for steps that are replaced"),
-        (["--rename", "a=b", "--carry-all"], "there is none"),
+        (["--rename", "a=b", "--carry-all"], "--carry-all is for steps that are replaced"),
         (["--rename", "a=b", "--after", "words"], "--before and --output go with --insert"),
         (["--replace", "a=RULES:Tens", "--replace", "a=RULES:Most"], "it is replaced twice"),
         (["--replace", "a=RULES:Tens", "--replace", "b=RULES:Tens", "--carry", "x"], "say of which step, as a.x, b.x"),
         (["--replace", "a=RULES:Tens", "--carry", "b.total"], "'b' is not replaced; what is: a"),
         (["--replace", "a=RULES:Tens", "--carry", "total", "--drop", "a.total"], "there is another rule for it"),
-        (["--replace", "a=RULES:Tens", "--carry", "total", "--carry-all"], "without a rule of their own"),
         (["--replace", "a=RULES:Tens", "--carry", "total:lung"], "--carry total:lung: "),
         (["--filter", "a=RULES:is_the"], "say which stream 'a' reads: --after STREAM"),
         (["--filter", "a=RULES:is_the", "--after", "words", "--key", "word"], "--key goes with --insert"),

@@ -6,7 +6,7 @@ import datetime as dt
 import math
 import random
 from collections import defaultdict
-from decimal import Decimal
+from decimal import ROUND_HALF_UP, Decimal, localcontext
 from typing import Any
 
 import numpy as np
@@ -269,3 +269,34 @@ def test_reducing_by_key_by_run_and_by_twos_is_the_same(given: list[tuple[int, A
             known | mine,
         )
     assert rows(by_run.to_pylist()) == rows(one_by_one[i].as_py() for i in np.flatnonzero(known))
+
+
+@pytest.mark.parametrize(("precision", "scale"), [(1, 0), (5, 2), (10, 10), (18, 3), (27, 9), (38, 18), (38, 38)])
+def test_the_mean_of_decimals_is_a_decimal_rounded_half_up(precision: int, scale: int, rng: random.Random) -> None:
+    query = build({"m": ms.mean("x")})
+    sim = Simulated(query, {"s": f"k long, x decimal({precision},{scale})"})
+    unit = Decimal(1).scaleb(-scale)
+    most = min(10**precision - 1, 10**20)  # so that no sum overflows
+    given: dict[int, list[Decimal | None]] = {}
+    for _ in range(3):
+        records = [(rng.randrange(6), rng.choice([None, rng.randint(-most, most) * unit])) for _ in range(40)]
+        for key, value in records:
+            given.setdefault(key, []).append(value)
+        sim.feed(s=records)
+    found = dict(sim.outputs("out"))
+    with localcontext() as context:
+        context.prec = 100
+        digits = min(38, scale + 4)
+        for key, values in given.items():
+            known = [value for value in values if value is not None]
+            mean = sum(known, Decimal(0)) / len(known) if known else None
+            expected = None if mean is None else mean.quantize(Decimal(1).scaleb(-digits), ROUND_HALF_UP)
+            assert found[key] == expected
+    kind = sim.graph.schema_of("totals").field("m").type
+    assert kind == pa.decimal128(precision + 4 if precision < 28 else 38, digits)
+
+
+def test_a_mean_of_decimals_that_lies_in_the_middle_goes_away_from_zero() -> None:
+    sim = Simulated(build({"m": ms.mean("x")}), {"s": "k long, x decimal(3,0)"})
+    sim.feed(s=[(1, Decimal(1))] + [(1, Decimal(0))] * 31 + [(2, Decimal(-1))] + [(2, Decimal(0))] * 31)  # 0.03125
+    assert dict(sim.outputs("out")) == {1: Decimal("0.0313"), 2: Decimal("-0.0313")}

@@ -99,7 +99,7 @@ _RULES = options_of(
     click.option(
         "--carry-all",
         is_flag=True,
-        help="Keep all state of the replaced steps that have no rule of their own; what is new there begins empty.",
+        help="Keep all state of the replaced steps that has no rule of its own; what is new there begins empty.",
     ),
 )  # fmt: skip
 
@@ -270,7 +270,7 @@ def _rules(
     steps: Sequence[str], converted: Pairs, code: Mapping[str, Shipped], given: Mapping[str, Any]
 ) -> dict[str, Any]:
     """For each step that is replaced, its rules by state, or the one for all, or nothing."""
-    from millstream.model.carry import Convert, carry, drop, fresh
+    from millstream.model.carry import ALL_OTHERS, Convert, carry, drop, fresh
 
     twice = next((step for step in steps if steps.count(step) > 1), None)
     if twice is not None:
@@ -289,10 +289,10 @@ def _rules(
             raise click.UsageError(f"{option} {place}: there is another rule for it")
         found[step][state] = rule
     if given["carry_all"]:
-        alone = [step for step in steps if not found[step]]
-        if not alone:
-            raise click.UsageError("--carry-all is for replaced steps without a rule of their own, and there is none")
-        found.update(dict.fromkeys(alone, carry()))
+        if not steps:
+            raise click.UsageError("--carry-all is for steps that are replaced; say --replace STEP=TARGET")
+        for rules in found.values():
+            rules[ALL_OTHERS] = carry()
     return found
 
 

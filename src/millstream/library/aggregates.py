@@ -39,7 +39,8 @@ def max(column: str) -> Aggregate:
 
 
 def mean(column: str) -> Aggregate:
-    """The mean of a column of numbers, as DOUBLE; null where all are."""
+    """The mean of a column of numbers: as DOUBLE, of DECIMAL(p, s) as DECIMAL(p + 4, s + 4), rounded half up, as in
+    Spark; null where all are."""
     return Aggregate("mean", _column("mean", column))
 
 

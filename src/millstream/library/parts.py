@@ -42,6 +42,9 @@ from millstream.model.times import Times
 from millstream.model.types import describe_type, format_type, parse_type
 
 LONG, DOUBLE = pa.int64(), pa.float64()
+_COUNT = pa.decimal256(19, 0)
+_SUM_DIGITS, _MEAN_DIGITS = 10, 4
+"""How many digits more than its column a sum of decimals has, and a mean; of the latter's, all behind the point."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +92,8 @@ class Bound:
     def output(self) -> pa.DataType:
         """The type of its value."""
         kind = self.parts[0].kind
+        if self.aggregate.op == "mean":
+            return _mean_type(kind)
         if not self.by_time:
             return kind
         if self.aggregate.op == "collect":
@@ -103,9 +108,9 @@ class Bound:
         values = records.column(column)
         if op == "count":
             return [_ones(values)]
-        if op == "mean":
-            return [values.cast(DOUBLE, safe=False), _ones(values)]
         kind = self.parts[0].kind
+        if op == "mean":
+            return [values.cast(kind, safe=pa.types.is_decimal(kind)), _ones(values)]
         if self.by_time:
             struct = kind.value_type if op == "collect" else kind
             values = pa.StructArray.from_arrays([pa.array(micros), values], fields=list(struct))
@@ -123,7 +128,24 @@ class Bound:
         if self.aggregate.op != "mean":
             return parts[0]
         total, count = parts
-        return pc.divide(total, pc.if_else(pc.equal(count, 0), pa.scalar(None, DOUBLE), count.cast(DOUBLE)))
+        count = pc.if_else(pc.equal(count, 0), pa.scalar(None, LONG), count)
+        if not pa.types.is_decimal(total.type):
+            return pc.divide(total, count.cast(DOUBLE))
+        exact = pc.divide(total.cast(pa.decimal256(total.type.precision, total.type.scale)), count.cast(_COUNT))
+        try:
+            return pc.round(exact, self.output.scale, "half_towards_infinity").cast(self.output)
+        except pa.ArrowInvalid as error:
+            raise UserError(
+                f"the mean {self.name!r} does not fit {describe_type(self.output)}; take a column of fewer digits"
+            ) from error
+
+
+def _mean_type(kind: pa.DataType) -> pa.DataType:
+    """The type of a mean, from that of its sum: for decimals, Spark's, or that of 38 digits where the sum has as many."""
+    if not pa.types.is_decimal(kind):
+        return DOUBLE
+    precision = 38 if kind.precision == 38 else kind.precision - _SUM_DIGITS + _MEAN_DIGITS
+    return pa.decimal128(precision, min(38, kind.scale + _MEAN_DIGITS))
 
 
 def _ones(values: pa.Array) -> pa.Array:
@@ -162,8 +184,8 @@ def _kinds(name: str, aggregate: Aggregate, schema: pa.Schema) -> list[pa.DataTy
     if op == "sum":
         return [_sum_type(name, aggregate, kind)]
     if op == "mean":
-        _sum_type(name, aggregate, kind)
-        return [DOUBLE, LONG]
+        total = _sum_type(name, aggregate, kind)
+        return [total if pa.types.is_decimal(kind) else DOUBLE, LONG]
     if op in ("min", "max") and pa.types.is_nested(kind):
         raise UserError(f"{name}={aggregate!r}: {column!r} is {describe_type(kind)}, which has no order")
     if op == "collect":
@@ -177,7 +199,7 @@ def _sum_type(name: str, aggregate: Aggregate, kind: pa.DataType) -> pa.DataType
     if pa.types.is_floating(kind):
         return DOUBLE
     if pa.types.is_decimal(kind):
-        return pa.decimal128(min(38, kind.precision + 10), kind.scale)
+        return pa.decimal128(min(38, kind.precision + _SUM_DIGITS), kind.scale)
     if pa.types.is_duration(kind) and aggregate.op == "sum":
         return kind
     raise UserError(f"{name}={aggregate!r}: {aggregate.column!r} is {describe_type(kind)}, expected numbers")

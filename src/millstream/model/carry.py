@@ -38,6 +38,9 @@ Declared = State | Timer | Hold
 
 _KINDS = (Value, Map, Bag, Timer, Hold)
 
+ALL_OTHERS = ""
+"""Stands among the rules of a step for all its state that has no rule of its own."""
+
 
 @dataclass(frozen=True, slots=True)
 class Carry:

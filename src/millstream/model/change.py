@@ -18,7 +18,7 @@ from typing import Any, TypeVar, cast
 import pyarrow as pa
 
 from millstream.errors import UserError
-from millstream.model.carry import Carry, Convert, Drop, Fresh, convert
+from millstream.model.carry import ALL_OTHERS, Carry, Convert, Drop, Fresh, convert
 from millstream.model.computation import Computation, check_computation
 from millstream.model.query import InputNode, Query, StepNode, Stream, check_name
 from millstream.model.rewrite import KINDS, Rewrite, copied, ordered, readers_of, rewired, rewrite_of
@@ -264,8 +264,8 @@ class Change:
 
         `state` says for every state, timer and hold of the old computation and of the new one what becomes of it, by
         its name: `carry()`, `carry(type)`, `convert(fn)`, `fresh()`, or, for an old one, `drop()`. `carry()` alone
-        carries all, as they are. What is not named is an error that lists it. `key` and the other options stay as they
-        are unless they are given.
+        carries all, as they are; `{"total": carry(float), ...: carry()}`, with three dots, all but those that are named.
+        What has no rule is an error that lists it. `key` and the other options stay as they are unless they are given.
         """
         if name in self.query.maps:
             if isinstance(state, Mapping) and state:
@@ -291,7 +291,8 @@ class Change:
             name, inputs, checked, late or node.late, on_error or node.on_error, productions or node.productions
         )
         self.query.steps[name] = scratch.steps[name]
-        self._states[name] = {"": state} if not isinstance(state, Mapping) else dict(state)
+        rules = state if isinstance(state, Mapping) else {...: state}
+        self._states[name] = {ALL_OTHERS if name is ... else name: rule for name, rule in rules.items()}
 
     @staticmethod
     def _keyed_anew(verb: str, node: StepNode, key: Names | None) -> tuple[InputNode, ...]:

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from millstream.errors import UserError
-from millstream.model.carry import Carry, Convert, Drop, Fresh, lift_of
+from millstream.model.carry import ALL_OTHERS, Carry, Convert, Drop, Fresh, lift_of
 from millstream.model.graph import Graph, Step
 from millstream.model.query import Query
 from millstream.model.rewrite import Rewrite, rewrite_of
@@ -168,18 +168,17 @@ def _lift(step: Step, target: Step, source: str, name: str, rule: Carry | Conver
 
 def _rules(step: Step, target: Step, given: Mapping[str, Any]) -> dict[str, Any]:
     """A rule for every family of the new step, and for the old ones that are dropped."""
-    if set(given) == {""}:
-        alone = given[""]
-        if alone is None:
-            given = {}
-        elif alone == Carry():
-            given = dict.fromkeys((*step.families, *(each for each in target.families)), alone)
-            given = {name: rule if name in step.families else Fresh() for name, rule in given.items()}
-        else:
-            raise UserError(
-                f"step {target.name!r}: state={alone!r}; give a rule for each state by its name, or carry() for all"
-            )
     rules = dict(given)
+    others = rules.pop(ALL_OTHERS, None)
+    if others is not None and others != Carry():
+        raise UserError(
+            f"step {target.name!r}: state={others!r}; give a rule for each state by its name, or carry() for all"
+        )
+    if others is not None:
+        sources = {rule.source for rule in rules.values() if isinstance(rule, Carry | Convert) and rule.source}
+        for name in (*step.families, *target.families):
+            if name not in rules and name not in sources:
+                rules[name] = others if name in step.families else Fresh()
     for name, rule in rules.items():
         if not isinstance(rule, Carry | Convert | Fresh | Drop):
             raise UserError(
