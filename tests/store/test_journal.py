@@ -220,10 +220,31 @@ def test_a_driver_that_sleeps_right_after_a_create_is_fenced_at_the_next(monkeyp
 def test_a_store_of_another_format_is_refused_with_advice() -> None:
     store = open_store("memory://")
     store.put(names.FORMAT, b'{"millstream": 99}')
-    with pytest.raises(UserError, match="format version 99, this Millstream reads version 5"):
+    with pytest.raises(UserError, match="format version 99, this Millstream reads version 6"):
         Journal.open(store)
     store.put(names.FORMAT, b"nonsense")
     with pytest.raises(DamagedObject, match="format"):
+        Journal.open(store)
+
+
+def test_a_format_of_which_a_bit_is_flipped_is_refused() -> None:
+    store = open_store("memory://")
+    Journal.open(store).claim()
+    written = bytes(store.get(names.FORMAT) or b"")
+    for place in range(len(written)):
+        for bit in (0, 3, 7):
+            damaged = bytearray(written)
+            damaged[place] ^= 1 << bit
+            store.delete([names.FORMAT])
+            store.put(names.FORMAT, damaged)
+            with pytest.raises((DamagedObject, UserError), match="format"):
+                Journal.open(store)
+
+
+def test_an_older_format_without_a_digest_is_named_by_its_version() -> None:
+    store = open_store("memory://")
+    store.put(names.FORMAT, b'{"millstream":5,"id":"3f9c0d5e7a1b2c48"}\n')
+    with pytest.raises(UserError, match="format version 5, this Millstream reads version 6"):
         Journal.open(store)
 
 

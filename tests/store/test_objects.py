@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import secrets
+import stat
 import subprocess
 import sys
 import threading
@@ -122,3 +123,35 @@ def test_settings_of_the_connection_and_of_the_backend_are_told_apart() -> None:
     assert opened.path("journal/0") is None
     with pytest.raises(UserError, match="cannot open the store 's3://bucket/path': .*nonsense.*not valid"):
         open_store("s3://bucket/path", {"nonsense": "x"})
+
+
+@pytest.mark.parametrize("umask", [0o022, 0o000, 0o077])
+def test_a_directory_is_made_for_its_owner_only(tmp_path: Path, umask: int) -> None:
+    before = os.umask(umask)
+    try:
+        store = open_store(str(tmp_path / "deep" / "store"))
+        store.put("a/b/c", b"1")
+        store.create("journal/1", b"2")
+    finally:
+        os.umask(before)
+    root = tmp_path / "deep" / "store"
+    modes = {path: stat.S_IMODE(path.stat().st_mode) for path in [root, *root.rglob("*")]}
+    assert {mode for path, mode in modes.items() if path.is_dir()} == {0o700}
+    assert {mode for path, mode in modes.items() if path.is_file()} == {0o600}
+
+
+def test_a_directory_is_shared_if_it_is_told_to_be(tmp_path: Path) -> None:
+    before = os.umask(0o022)
+    try:
+        store = open_store(str(tmp_path / "store"), {"permissions": "umask"})
+        store.put("a/b", b"1")
+        kept = tmp_path / "made"
+        kept.mkdir(mode=0o755)
+        open_store(str(kept)).put("b", b"2")
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE((tmp_path / "store").stat().st_mode) == 0o755
+    assert stat.S_IMODE((tmp_path / "store" / "a" / "b").stat().st_mode) == 0o644
+    assert stat.S_IMODE(kept.stat().st_mode) == 0o755, "what was there keeps its mode"
+    with pytest.raises(UserError, match="permissions='everyone': give 'owner' or 'umask'"):
+        open_store(str(tmp_path / "other"), {"permissions": "everyone"})

@@ -141,7 +141,7 @@ class Bound:
 
 
 def _mean_type(kind: pa.DataType) -> pa.DataType:
-    """The type of a mean, from that of its sum: for decimals, Spark's, or that of 38 digits where the sum has as many."""
+    """The type of a mean, from that of its sum. Of decimals Spark's; with 38 digits, where the sum has as many."""
     if not pa.types.is_decimal(kind):
         return DOUBLE
     precision = 38 if kind.precision == 38 else kind.precision - _SUM_DIGITS + _MEAN_DIGITS

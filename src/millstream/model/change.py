@@ -264,7 +264,7 @@ class Change:
 
         `state` says for every state, timer and hold of the old computation and of the new one what becomes of it, by
         its name: `carry()`, `carry(type)`, `convert(fn)`, `fresh()`, or, for an old one, `drop()`. `carry()` alone
-        carries all, as they are; `{"total": carry(float), ...: carry()}`, with three dots, all but those that are named.
+        carries all, as they are; `{"total": carry(float), ...: carry()}`, with three dots, all that are not named.
         What has no rule is an error that lists it. `key` and the other options stay as they are unless they are given.
         """
         if name in self.query.maps:

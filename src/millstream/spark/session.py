@@ -16,6 +16,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
+import pyspark
 from pyspark.sql import SparkSession
 
 from millstream.errors import UserError
@@ -68,6 +69,9 @@ SETTINGS: dict[str, tuple[str, str]] = {
     "spark.ui.showConsoleProgress": ("false", "progress bars of jobs that last milliseconds only flicker"),
 }
 
+WORKING_VERSIONS = ("4.3",)
+"""The versions of PySpark that queries run on."""
+
 _WORKER_ENV = "spark.executorEnv."
 _AVAILABLE_NOW = "spark.sql.streaming.triggerAvailableNowWrapper.enabled"
 _FILES = "spark.sql.streaming.checkpointFileManagerClass"
@@ -101,6 +105,21 @@ def session(
     return builder.getOrCreate()
 
 
+def check_version(version: str) -> None:
+    """Refuses a PySpark that queries do not run on.
+
+    >>> check_version("4.0.1")
+    Traceback (most recent call last):
+    millstream.errors.UserError: found PySpark 4.0.1; Millstream runs on PySpark 4.3: pip install 'pyspark==4.3.*'
+    """
+    if not any(version == works or version.startswith(f"{works}.") for works in WORKING_VERSIONS):
+        latest = WORKING_VERSIONS[-1]
+        raise UserError(
+            f"found PySpark {version}; Millstream runs on PySpark {' and '.join(WORKING_VERSIONS)}: "
+            f"pip install 'pyspark=={latest}.*'"
+        )
+
+
 def is_local(spark: SparkSession) -> bool:
     """Whether driver and workers are one JVM, so that there is nothing to place."""
     master = str(spark.sparkContext.master)
@@ -114,6 +133,7 @@ def check_session(spark: Any) -> SparkSession:
             "this is a Spark Connect session; Millstream places tasks and carries its own exchange, which Connect "
             "does not offer. Use a classic session: millstream.session(), or SparkSession.builder.master(...)"
         )
+    check_version(pyspark.__version__)
     if not isinstance(spark, SparkSession):
         raise UserError(f"found {spark!r}, expected a SparkSession; millstream.session() makes one")
     if spark.sparkContext._jsc is None:

@@ -25,7 +25,7 @@ from millstream.model.sinks import ForeachBatch, Memory, Parquet
 from millstream.protocol.epochs import Output
 from millstream.spark.frames import productions_frame
 from millstream.store.garbage import clear_staging
-from millstream.store.objects import ObjectStore, open_store
+from millstream.store.objects import PERMISSIONS, ObjectStore, open_store
 
 _MADE_OF = "millstream.made_of"
 
@@ -57,7 +57,8 @@ class SparkDeliverer:
         if not outputs:
             return
         if sink.name not in self._targets:
-            self._targets[sink.name] = open_store(declared.path, declared.options)
+            # results are for others to read
+            self._targets[sink.name] = open_store(declared.path, {PERMISSIONS: "umask", **declared.options})
             clear_staging(self._targets[sink.name])
         target = self._targets[sink.name]
         made_of = ",".join(output.digest for output in outputs)

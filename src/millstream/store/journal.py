@@ -42,7 +42,7 @@ from millstream.protocol.manifest import Family, Manifest, Piece
 from millstream.store import names
 from millstream.store.objects import ObjectStore
 
-FORMAT_VERSION = 5
+FORMAT_VERSION = 6
 SNAPSHOT_EVERY = 64
 LOOK_AGAIN_S = 60.0
 KEEP_S = 900.0
@@ -298,8 +298,8 @@ def check_format(store: ObjectStore) -> str:
     if found is None:
         if any(True for _ in store.list(names.JOURNAL)):
             raise DamagedObject(names.FORMAT, "nothing", "the format version of a store with a journal")
-        fresh = {"millstream": FORMAT_VERSION, "id": secrets.token_hex(8)}
-        store.create(names.FORMAT, msgspec.json.encode(fresh) + b"\n")
+        line = msgspec.json.encode({"millstream": FORMAT_VERSION, "id": secrets.token_hex(8)})
+        store.create(names.FORMAT, signed(line))
         found = stored_format(store)
     return found or ""
 
@@ -309,11 +309,15 @@ def stored_format(store: ObjectStore) -> str | None:
     found = store.get(names.FORMAT)
     if found is None:
         return None
+    line, _, digest = bytes(found).partition(b"\n")
     try:
-        decoded = msgspec.json.decode(bytes(found))
+        decoded = msgspec.json.decode(line)
         version, store_id = decoded["millstream"], str(decoded.get("id", ""))
-    except (msgspec.DecodeError, KeyError, TypeError, AttributeError) as error:
-        raise DamagedObject(names.FORMAT, repr(bytes(found)[:40]), '{"millstream": <version>, "id": ...}') from error
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise DamagedObject(names.FORMAT, repr(line[:40]), '{"millstream": <version>, "id": ...}') from error
+    if digest and bytes(found) != signed(line):  # versions before 6 have none
+        told = digest.decode(errors="replace").strip()
+        raise DamagedObject(names.FORMAT, f"bytes with digest {digest_of(line)}", f"digest {told!r}")
     if version != FORMAT_VERSION:
         raise UserError(
             f"the store {store.uri} has format version {version}, this Millstream reads version {FORMAT_VERSION}. "
@@ -342,18 +346,22 @@ def digest_of(data: bytes | memoryview) -> str:
     return xxhash.xxh3_64_hexdigest(data)
 
 
+def signed(line: bytes) -> bytes:
+    """A line of JSON, and one with its digest."""
+    return line + b"\n" + digest_of(line).encode() + b"\n"
+
+
 def encode_entry(envelope: Envelope) -> tuple[bytes, str]:
-    """An entry's bytes: one line of JSON and one line with the digest of the first."""
+    """An entry's bytes, and their digest."""
     line = msgspec.json.encode(envelope)
-    digest = digest_of(line)
-    return line + b"\n" + digest.encode() + b"\n", digest
+    return signed(line), digest_of(line)
 
 
 def decode_entry(name: str, data: bytes) -> tuple[Envelope, str]:
     """Reads an entry back; raises `DamagedObject` if a single bit is not as written."""
     line, _, rest = data.partition(b"\n")
     digest = digest_of(line)
-    if rest != digest.encode() + b"\n":
+    if data != signed(line):
         raise DamagedObject(name, f"bytes with digest {digest}", f"digest {rest.decode(errors='replace').strip()!r}")
     raw = msgspec.json.decode(line)
     if raw["kind"] not in _KINDS:

@@ -10,6 +10,9 @@ Rules
 - Everything else may fail at any time, and then raises `StoreUnavailable`; a failed write may or may not have
   happened.
 
+- A directory is made for its owner only (0700, and 0600 for what is in it), unless `permissions` says "umask". One that
+  is there already keeps its own mode.
+
 `obstore` gives these for a local directory, S3, GCS, Azure and memory. A local directory survives the death of any
 process; as obstore does not call fsync, after a power loss it holds what the operating system had written by then.
 """
@@ -35,6 +38,11 @@ Data = bytes | bytearray | memoryview
 
 STAGING = "_staging/"
 """Where a directory keeps what is being written; the name is one that Spark's file sources do not read."""
+
+
+PERMISSIONS = "permissions"
+"""The option of a directory that says for whom it is made."""
+_PRIVATE_FOLDER, _PRIVATE_FILE = 0o700, 0o600
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,8 +91,9 @@ class ObjectStore(Protocol):
 class ObjectStoreBackend:
     """Any store that obstore can open."""
 
-    def __init__(self, uri: str, backend: Any, root: Path | None) -> None:
-        self.uri, self._backend, self._root = uri, backend, root
+    def __init__(self, uri: str, backend: Any, root: Path | None, private: bool = False) -> None:
+        self.uri, self._backend, self._root, self._private = uri, backend, root, private
+        self._folders: set[str] = set()
 
     def create(self, name: str, data: Data) -> bool:
         try:
@@ -110,12 +119,29 @@ class ObjectStoreBackend:
     def _link(self, name: str, data: Data) -> None:
         """Writes aside, then links: a process that dies in between leaves its rest where nobody reads."""
         staged = f"{STAGING}{secrets.token_hex(8)}"
+        if self._private:
+            self._make_folders(staged)
+            self._make_folders(name)
         obstore.put(self._backend, staged, data)
+        if self._private:
+            assert self._root is not None
+            (self._root / staged).chmod(_PRIVATE_FILE)
         try:
             obstore.rename(self._backend, staged, name, overwrite=False)
         except AlreadyExistsError:
             obstore.delete(self._backend, staged)
             raise
+
+    def _make_folders(self, name: str) -> None:
+        """The folders of an object, each with the mode of a private one, which `mkdir` gives only to the last."""
+        assert self._root is not None
+        folder = name.rpartition("/")[0]
+        if folder in self._folders:
+            return
+        parts = folder.split("/")
+        for count in range(1, len(parts) + 1):
+            (self._root / "/".join(parts[:count])).mkdir(mode=_PRIVATE_FOLDER, exist_ok=True)
+        self._folders.add(folder)
 
     def get(self, name: str) -> memoryview | None:
         try:
@@ -179,12 +205,14 @@ def _read_file(path: Path, spans: Sequence[tuple[int, int]]) -> Sequence[memoryv
 def open_store(uri: str, options: Mapping[str, str] | None = None, *, make: bool = True) -> ObjectStore:
     """Opens the store at a URI: a path or `file://` for a directory (made if missing), `s3://`, `gs://`, `az://`.
 
-    `options` are obstore's settings for the backend (keys, region, endpoint); without them the environment's hold.
+    `options` are obstore's settings for the backend (keys, region, endpoint); without them the environment's hold. Of a
+    directory they may have `permissions`: "owner", the default, or "umask" for what the process gives to its files.
     `memory://` gives a new empty store that only this process sees. Without `make`, a directory must be there.
     """
     parts = urlsplit(uri)
     if parts.scheme in ("", "file"):
-        return _open_directory(Path(unquote(parts.path)) if parts.scheme else Path(uri), make)
+        path = Path(unquote(parts.path)) if parts.scheme else Path(uri)
+        return _open_directory(path, make, _is_private(dict(options or {})))
     if parts.scheme == "memory":
         return ObjectStoreBackend(uri, MemoryStore(), None)
     try:
@@ -216,13 +244,22 @@ def _from_url(uri: str, options: dict[str, str]) -> Any:
     return from_url(uri, config=_any(options) or None, client_options=_any(client) or None)
 
 
-def _open_directory(root: Path, make: bool) -> ObjectStore:
+def _is_private(options: Mapping[str, str]) -> bool:
+    permissions = options.get(PERMISSIONS, "owner")
+    if permissions not in ("owner", "umask"):
+        raise UserError(f"permissions={permissions!r}: give 'owner' or 'umask'")
+    return permissions == "owner"
+
+
+def _open_directory(root: Path, make: bool, private: bool) -> ObjectStore:
     root = root.expanduser().absolute()
     if not make and not root.is_dir():
         raise StoreUnavailable(f"the store {root} is not there here; mount the same directory on every worker")
     try:
-        root.mkdir(parents=True, exist_ok=True)
-        return ObjectStoreBackend(root.as_uri(), LocalStore(root), root)
+        if not root.is_dir():
+            root.parent.mkdir(parents=True, exist_ok=True)
+            root.mkdir(mode=_PRIVATE_FOLDER if private else 0o777, exist_ok=True)
+        return ObjectStoreBackend(root.as_uri(), LocalStore(root), root, private)
     except (BaseError, OSError) as error:
         raise UserError(
             f"cannot use {root} as a store: {_first_line(error)}. Give a directory you may write to."
