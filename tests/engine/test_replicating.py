@@ -368,3 +368,32 @@ def test_only_those_behind_another_member_of_a_chain_wait_for_one(
     for slot, members in run.replicas.groups.items():
         assert [chained[f"slot {slot}", member] for member in members] == [False, True, True]
     run.check()
+
+
+class Hosts(Four):
+    """Workers on hosts that a test names, and changes."""
+
+    def __init__(self, **hosts: str) -> None:
+        self.named = hosts
+
+    def hosts(self) -> dict[str, str]:
+        return self.named
+
+
+def test_by_default_there_are_replicas_as_soon_as_there_is_a_second_host() -> None:
+    history = History(workers={"a": (0,), "b": (1,)}, tables={"count": RoutingTable.even(2, 4)})
+    hosts = Hosts(a="one", b="one")
+    by_default = Replicator(hosts, None, background=False)
+    by_default.after_commit(history)
+    assert not by_default.kept
+    assert not any(by_default.groups.values())
+    asked_for = Replicator(hosts, 1, background=False)
+    asked_for.after_commit(history)
+    assert asked_for.groups == {0: ("b",), 1: ("a",)}, "who asks for replicas has them on one host, too"
+    hosts.named = {"a": "one", "b": "one", "c": "other"}
+    by_default.after_commit(history)
+    assert by_default.kept
+    assert by_default.groups == {0: ("c",), 1: ("c",)}
+    hosts.named = {"a": "one", "b": "one"}
+    by_default.after_commit(history)
+    assert by_default.kept, "what the host that is left holds may be needed"

@@ -102,7 +102,7 @@ def main(folder: Path, master: str) -> None:
     add_input(folder, rng, files=6)
     frame = spark.readStream.schema(EVENTS["events"]).option("maxFilesPerTrigger", 2).parquet(str(folder / "in"))
     query = three_levels("weak", origin=frame, sinks=[ms.Parquet(str(folder / sink)) for sink in SINKS])
-    running = query.start(spark, str(folder / "store"), slots=4)
+    running = query.start(spark, str(folder / "store"), slots=4, replicas=1)
     until(running, lambda: len(running.status().workers) == 3 and running.epoch >= 3)
     until(running, lambda: settled(running, 3))
     told: dict[str, Any] = {"agents": len(agents(executors(application)))}

@@ -55,7 +55,7 @@ class Life:
         frame = self.spark.readStream.schema(EVENTS["events"]).option("maxFilesPerTrigger", 2)
         sinks = [ms.Parquet(str(folder / sink)) for sink in SINKS]
         query = three_levels("weak", origin=frame.parquet(str(folder / "in")), sinks=sinks)
-        self.running = query.start(self.spark, str(folder / "store"), slots=slots, adapt=adapt)
+        self.running = query.start(self.spark, str(folder / "store"), slots=slots, adapt=adapt, replicas=1)
         self.told: dict[str, Any] = {}
 
     def feed(self, files: int = 2) -> None:

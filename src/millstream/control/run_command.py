@@ -32,7 +32,9 @@ SHOW_S = 2.0
 @click.argument("file", metavar="FILE[:NAME]")
 @click.option("--store", required=True, metavar="DIR", help="Where state is kept: a directory, or s3:// and the like.")
 @click.option("--slots", type=click.IntRange(1), default=2, show_default=True, metavar="N", help="Slots at first.")
-@click.option("--replicas", type=click.IntRange(0, 16), default=1, show_default=True, metavar="N", help="Replicas.")
+@click.option(
+    "--replicas", type=click.IntRange(0, 16), metavar="N", help="Replicas; by default one if there are two hosts."
+)
 @click.option("--checkpoint", metavar="DIR", help="Where Spark keeps its offsets; beside a local store by default.")
 @click.option("--cache-dir", metavar="DIR", help="Where workers keep the state they read and write.")
 @click.option(
@@ -51,7 +53,7 @@ def run(
     file: str,
     store: str,
     slots: int,
-    replicas: int,
+    replicas: int | None,
     checkpoint: str | None,
     cache_dir: str | None,
     fetch_limit: float | None,

@@ -79,7 +79,7 @@ class Query(QueryData):
         cache_dir: str | None = None,
         cache_bytes: int = DEFAULT_CACHE_BYTES,
         fetch_limit: float | None = None,
-        replicas: int = 1,
+        replicas: int | None = None,
         replicate_limit: float | None = None,
         replica_placement: str = "size",
         adapt: bool | Policy = False,
@@ -103,7 +103,8 @@ class Query(QueryData):
         - `cache_bytes`: how many bytes of it each worker keeps; what the store has on the same disk does not count.
         - `fetch_limit`: how many bytes a second each worker may fetch from the store; not limited by default.
         - `replicas`: on how many other workers the state of each slot is held, too, so that a slot whose worker is lost
-          goes on at once; 0 for none. The store has all state in any case.
+          goes on at once; 0 for none. By default one as soon as workers are on two hosts, and none before: on one host
+          they cost throughput and protect from little. The store has all state in any case.
         - `replicate_limit`: how many bytes a second each worker may take from others; not limited by default.
         - `replica_placement`: where replicas lie: `"size"` fills workers evenly; `"load"` moves them to workers whose
           load falls when that of the slot rises, so that load which has to go finds its state where there is room.
@@ -207,9 +208,9 @@ def _options(slots: int, bins: int, retain: int, budget: int, token: str | None)
     return Options(slots, bins.bit_length() - 1, retain, budget, token)
 
 
-def _replicas(count: int) -> int:
-    if isinstance(count, bool) or not isinstance(count, int) or not 0 <= count <= 16:
-        raise UserError(f"replicas={count!r}: give a whole number from 0 to 16")
+def _replicas(count: int | None) -> int | None:
+    if count is not None and (isinstance(count, bool) or not isinstance(count, int) or not 0 <= count <= 16):
+        raise UserError(f"replicas={count!r}: give a whole number from 0 to 16, or None for one if there are two hosts")
     return count
 
 

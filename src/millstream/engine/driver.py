@@ -148,7 +148,8 @@ class Options:
     token: str | None = None
     fetch_limit: int = 0
     modify_timeout: float = 60.0
-    replicas: int = 0
+    replicas: int | None = 0
+    """None is one as soon as workers are on two hosts, and none before."""
     by_load: bool = False
     adapt: Policy | None = None
     adapt_dry_run: bool = False

@@ -8,6 +8,8 @@ Rules
   that it is a member of the group for. The agents take what they lack from each other.
 - What a worker lacks is known from its last answer. Whatever was not in the order that it answered for, it lacks; but
   for what the tasks of the last epochs have sent it, and it has acknowledged.
+- Where nobody says how many replicas there are to be, there are none while all workers are on one host, which they
+  would not outlive, and one of each slot as soon as there is a second host.
 - A worker whose agent does not answer holds nothing, as far as is known here; another agent is started there, now and
   then. What moves to a worker that cannot be told anything, or has no room, is not waited for.
 """
@@ -128,7 +130,7 @@ class Replicator:
     def __init__(
         self,
         agents: Agents,
-        count: int,
+        count: int | None,
         background: bool = True,
         recipes: Callable[[], Sequence[Recipe]] = tuple,
         ahead: Callable[[], Mapping[int, Sequence[Piece]]] = dict,
@@ -164,7 +166,7 @@ class Replicator:
     @property
     def kept(self) -> bool:
         """Whether slots have replicas; without, agents only prepare migrations, and warm up new workers."""
-        return self._count > 0
+        return bool(self._count)
 
     # -- in the driver's thread
 
@@ -409,6 +411,8 @@ class Replicator:
         hosts = self._agents.hosts()
         if not hosts:  # nobody answers just now
             return False
+        if self._count is None and len({*hosts.values()}) > 1:
+            self._count = 1  # and it stays: if one of two hosts is lost, what the other one holds is needed
         self._start(hosts)
         placed = _placed(history)
         shares = self._pieces(history)
@@ -418,7 +422,7 @@ class Replicator:
             usable.setdefault(worker, hosts[worker])
         leaving: frozenset[str] = frozenset().union(*draining(history.outcomes.values(), history.generation))
         groups = replica_groups(
-            sizes, placed, usable, self._count, self.groups, leaving, math.inf if self._went_by_load else SLACK
+            sizes, placed, usable, self._count or 0, self.groups, leaving, math.inf if self._went_by_load else SLACK
         )
         known = self._loads.taken() if self._loads is not None else {}
         if known:

@@ -301,7 +301,7 @@ class Simulated:
                 self._crashes,
                 lambda: self.workers,
                 self._cache_dir,
-                self._options.replicas > 0,
+                self._options.replicas != 0,
             ),
             self,
             self._options,
