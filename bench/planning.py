@@ -30,7 +30,7 @@ from millstream.protocol.strategies import Strategy
 BITS, SLOTS, SEGMENTS = 16, 1000, 4
 LIMIT_S, AIM_S = 1.0, 0.1
 T = TypeVar("T")
-STRATEGIES = [AllAtOnce(), Batched(64), Matched(), Fluid()]
+STRATEGIES = [AllAtOnce(), Batched(64, merge=False), Matched(merge=False), Fluid()]
 
 
 def layout(slots: int) -> Layout:

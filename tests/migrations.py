@@ -14,7 +14,7 @@ from millstream.protocol.migration import AT_ONCE, MigrationPlan, Start
 from millstream.store.names import maker_of
 from millstream.testing import Simulated
 
-STRATEGIES = ("AllAtOnce", "Fluid", "Batched", "Matched")
+STRATEGIES = ("AllAtOnce", "Fluid", "Batched", "Matched", "Paced")
 VERBS = ("rescale", "move", "drain", "balance", "split", "merge", "bins")
 
 
@@ -23,8 +23,9 @@ def random_strategy(rng: random.Random) -> planner.Strategy:
     kinds = (
         lambda: ms.AllAtOnce(gap=gap),
         lambda: ms.Fluid(gap=gap),
-        lambda: ms.Batched(rng.randint(1, 9), gap=gap),
-        lambda: ms.Matched(gap=gap),
+        lambda: ms.Batched(rng.randint(1, 9), gap=gap, merge=rng.random() < 0.3),
+        lambda: ms.Matched(gap=gap, merge=rng.random() < 0.3),
+        lambda: ms.Paced(rng.choice((1.001, 1.1)), gap=gap),
     )
     return rng.choice(kinds)()
 

@@ -34,7 +34,7 @@ from millstream.model.timers import Timer
 from millstream.model.times import EVENT_TIME, WALL_TIME
 from millstream.protocol.adaptation import Adaptive, Balance, Decision, GiveBack, Isolate, Scale
 from millstream.protocol.conditions import metric
-from millstream.protocol.strategies import AllAtOnce, Batched, Fluid, Matched
+from millstream.protocol.strategies import AllAtOnce, Batched, Fluid, Matched, Paced
 from millstream.spark.session import session
 
 __version__ = "0.1.0"
@@ -71,6 +71,7 @@ __all__ = [
     "Memory",
     "MillstreamError",
     "Modify",
+    "Paced",
     "Parquet",
     "Query",
     "ReplicaFacts",

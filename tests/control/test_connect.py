@@ -204,7 +204,7 @@ def test_what_is_made_from_a_description_describes_itself_in_the_same_words() ->
 
 def test_a_rescale_from_elsewhere_is_carried_out_and_answered(sim: Simulated) -> None:
     control = Control(sim.store)
-    plan = control.plan_rescale(4, strategy=ms.Batched(8, gap=1))
+    plan = control.plan_rescale(4, strategy=ms.Batched(8, gap=1, merge=False))
     handle = control.apply(plan)
     assert handle.progress().state == "sent"
     assert handle.outcome is None
@@ -225,7 +225,7 @@ def test_a_rescale_from_elsewhere_is_carried_out_and_answered(sim: Simulated) ->
 
 def test_progress_is_told_while_a_plan_is_carried_out(sim: Simulated) -> None:
     control = Control(sim.store)
-    handle = control.apply(control.plan_rescale(4, strategy=ms.Batched(16)))
+    handle = control.apply(control.plan_rescale(4, strategy=ms.Batched(16, merge=False)))
     seen = []
     while not seen or seen[-1].state != "done":
         sim.feed(words=WORDS)
@@ -252,7 +252,7 @@ def test_a_cancel_leaves_what_was_done(sim: Simulated) -> None:
 @pytest.mark.parametrize("moment", MOMENTS)
 def test_a_command_is_carried_out_once_whenever_the_driver_dies(sim: Simulated, moment: str) -> None:
     control = Control(sim.store)
-    plan = control.plan_rescale(4, strategy=ms.Batched(8))
+    plan = control.plan_rescale(4, strategy=ms.Batched(8, merge=False))
     handle = control.apply(plan)
     for _ in plan.rounds:
         sim.feed(words=[*WORDS, CRASH.at(moment)])
@@ -294,7 +294,7 @@ def test_a_command_waits_for_a_driver(sim: Simulated) -> None:
         (lambda control: control.plan_rescale(0), "slots=0"),
         (lambda control: control.plan_rescale(1 << 7), "give at most 64 slots"),
         (lambda control: control.plan_rescale(4, steps="cuont"), "no step 'cuont'"),
-        (lambda control: control.plan_rescale(4, strategy="fluid"), "strategy='fluid': give AllAtOnce"),
+        (lambda control: control.plan_rescale(4, strategy="fluid"), "strategy='fluid': give Paced"),
         (lambda control: control.plan_rescale(4, strategy=ms.Fluid(gap=-1)), "gap=-1"),
         (lambda control: control.plan_rescale(4, at=0), "epoch 0 is past"),
         (lambda control: control.plan_rescale(4, at=datetime(2020, 1, 1)), "is past: it is"),
@@ -428,7 +428,7 @@ def test_progress_of_a_guarded_query_is_seen_without_a_token() -> None:
     sim = simulated(token="secret")
     sim.feed(words=WORDS)
     control = Control(sim.store, "secret")
-    control.apply(control.plan_rescale(4, strategy=ms.Batched(16)))
+    control.apply(control.plan_rescale(4, strategy=ms.Batched(16, merge=False)))
     sim.feed(words=WORDS)
     [progress] = Control(sim.store).status().commands.values()
     assert 0 < progress.bytes_done < progress.bytes
@@ -458,7 +458,8 @@ def test_mutilated_commands_never_stop_a_query(seed: int) -> None:
     sim.feed(words=WORDS)
     control = Control(sim.store)
     for number in range(40):
-        plan = control.plan_rescale(rng.randint(1, 6), strategy=ms.Batched(rng.randint(1, 40), gap=rng.randint(0, 1)))
+        strategy = ms.Batched(rng.randint(1, 40), gap=rng.randint(0, 1), merge=False)
+        plan = control.plan_rescale(rng.randint(1, 6), strategy=strategy)
         whole = {
             "number": number,
             "nonce": "n",

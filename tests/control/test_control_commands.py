@@ -156,11 +156,11 @@ def test_a_store_without_a_query_is_an_error_and_stays_empty(tmp_path: Path) -> 
 
 def test_a_dry_run_prints_the_plan_and_changes_nothing(sim: Simulated) -> None:
     before = files(sim.store)
-    text = run("rescale", sim, "4", "--dry-run", "--strategy", "batched:8", "--gap", "2").stdout
-    assert text.startswith("rescale by Batched(8, gap=2), from routing version 0 of 'count'")
+    text = run("rescale", sim, "4", "--dry-run", "--strategy", "batched:8", "--gap", "2", "--no-merge").stdout
+    assert text.startswith("rescale by Batched(8, gap=2, merge=False), from routing version 0 of 'count'")
     assert "32 bins" in text
-    plan = told(run("rescale", sim, "4", "--dry-run", "--strategy", "batched:8", "--gap", "2", "--json"))
-    assert plan["plan"]["strategy"] == "Batched(8, gap=2)"
+    plan = told(run("rescale", sim, "4", "--dry-run", "--strategy", "batched:8", "--gap", "2", "--no-merge", "--json"))
+    assert plan["plan"]["strategy"] == "Batched(8, gap=2, merge=False)"
     assert (plan["plan"]["rounds"], plan["plan"]["epochs"], plan["plan"]["bins"]) == (4, 10, 32)
     assert (plan["dry_run"], plan["command"], plan["outcome"]) == (True, None, None)
     assert files(sim.store) == before
@@ -186,7 +186,7 @@ def test_a_plan_as_json_has_its_protocol_and_what_each_would_cost(replicated: Si
         assert list(plan["expected"]) == list(PROTOCOLS)
         assert f"{protocol}: {plan['expected'][protocol]} (chosen)" in run(*dry).stdout
     chosen = told(run("rescale", replicated, "4", "--protocol", "auto", "--dry-run", "--json"))["plan"]
-    assert chosen["strategy"] == "Batched(64, protocol='auto')"
+    assert chosen["strategy"] == "Paced(1.1, protocol='auto')"
     assert chosen["protocol"] in PROTOCOLS
 
 
@@ -200,7 +200,7 @@ def test_a_plan_tells_what_each_protocol_would_cost_however_little_that_is(sim: 
 def test_a_rescale_waits_until_it_is_done(sim: Simulated) -> None:
     with running(sim):
         text = run("rescale", sim, "4", "--timeout", "60").stdout
-    assert "rescale by Batched(64)" in text
+    assert "rescale by Paced(1.1)" in text
     assert "Sent as command 0." in text
     assert "Command 0 (rescale): done, 1 of 1 rounds, epochs" in text
     assert set(table(sim).slots) == {0, 1, 2, 3}
@@ -328,7 +328,10 @@ def test_a_plan_may_wait_for_an_epoch_or_a_time(sim: Simulated) -> None:
     [
         (["rescale", "0"], "SLOTS"),
         (["rescale", "many"], "SLOTS"),
-        (["rescale", "4", "--strategy", "quick"], "'quick' is none of all-at-once, fluid, batched:N"),
+        (
+            ["rescale", "4", "--strategy", "quick"],
+            "'quick' is none of paced, paced:SLOWDOWN",
+        ),
         (["rescale", "4", "--strategy", "batched:0"], "'batched:0' is none of"),
         (["rescale", "4", "--gap", "-1"], "--gap"),
         (["rescale", "4", "--protocol", "quick"], "'quick' is not one of 'direct', 'cpa', 'cpal', 'auto'"),
@@ -446,7 +449,7 @@ def test_the_picture_shows_slots_workers_and_progress(sim: Simulated, width: int
     control = Control(sim.store)
     control.cancel(7)
     sim.feed(words=WORDS)
-    rescaling = control.apply(control.plan_rescale(4, strategy=ms.Batched(8)))
+    rescaling = control.apply(control.plan_rescale(4, strategy=ms.Batched(8, merge=False)))
     sim.feed(words=WORDS)
     sim.feed(words=WORDS)
     assert rescaling.progress().done == 2

@@ -546,7 +546,7 @@ def test_the_history_is_a_line_for_each_command(sim: Simulated, rules: str) -> N
         [line[places[one] : places[two]].strip() for one, two in (("what", "epochs"), ("epochs", "took"))]
         for line in lines
     ]
-    assert shown[0][0].startswith("rescale: 32 bins, Batched(64)")
+    assert shown[0][0].startswith("rescale: 32 bins, Paced(1.1)")
     assert shown[1:] == [
         ["modify: replace count", "2"],
         ["modify: replace count", ""],

@@ -23,7 +23,7 @@ def workers(sim: Simulated) -> dict[str, tuple[int, ...]]:
 def test_the_slots_of_a_worker_stay_there_until_they_are_empty() -> None:
     sim = a_query()
     before = workers(sim)
-    number = sim.apply(plan_drain(sim.layout, "1", strategy=ms.Batched(2)))
+    number = sim.apply(plan_drain(sim.layout, "1", strategy=ms.Batched(2, merge=False)))
     held = []
     for _ in range(4):
         sim.feed(events=[("a", 1)])

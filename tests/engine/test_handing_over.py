@@ -82,7 +82,7 @@ def test_a_target_that_dies_while_it_is_prepared_is_replaced(tmp_path: Path) -> 
     run = Run(tmp_path)
     run.feed(5)
     run.agents.pieces = 1
-    number = run.sim.apply(plan_rescale(run.sim.layout, 9, strategy=ms.Batched(16)))
+    number = run.sim.apply(plan_rescale(run.sim.layout, 9, strategy=ms.Batched(16, merge=False)))
     run.feed(2, words=5)
     run.sim.workers = ("0", "2")
     for _ in range(60):
@@ -137,7 +137,7 @@ def test_what_is_written_while_a_range_changes_hands_is_sent_to_its_target(
     assert (fetched == 0) is (reached and strategy.stall_s == 0)
 
 
-@pytest.mark.parametrize("strategy", [ms.AllAtOnce(), ms.Batched(8)])
+@pytest.mark.parametrize("strategy", [ms.AllAtOnce(), ms.Batched(8, merge=False)])
 def test_lookups_check_what_they_touch_wherever_slots_go(
     tmp_path: Path, strategy: ms.Strategy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -353,4 +353,29 @@ def test_each_protocol_moves_state_and_says_what_it_was_expected_to_cost(tmp_pat
     else:
         assert fetched > 0, "what replicas have not is fetched"
     assert set(run.sim.driver.tables["count"].slots) == set(range(9))
+    run.check()
+
+
+@pytest.mark.parametrize("pieces", [1, 1 << 30])
+def test_rounds_of_a_paced_plan_go_together_once_all_they_bring_is_there(tmp_path: Path, pieces: int) -> None:
+    run = Run(tmp_path)
+    run.feed(5)
+    run.agents.pieces = pieces
+    plan = plan_rescale(run.sim.layout, 9, strategy=ms.Paced(1.001, stall_s=0))
+    assert plan.prepared
+    assert len(plan.rounds) > 4
+    number = run.sim.apply(plan)
+    together = []
+    for _ in range(200):
+        before = run.sim.outcome(number)
+        run.feed(1, words=5)
+        outcome = run.sim.outcome(number)
+        assert outcome is not None
+        together.append(outcome.done - (0 if before is None else before.done))
+        assert run.fetched == 0, "nothing is fetched inside an epoch"
+        if outcome.over:
+            break
+        run.sim.feed()
+    assert outcome.state == "done"
+    assert max(together) > 1
     run.check()

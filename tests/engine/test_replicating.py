@@ -227,7 +227,7 @@ def test_random_lives_with_replicas_are_exact(tmp_path: Path, seed: int) -> None
                 run.sim.apply(plan_rescale(run.sim.layout, rng.randrange(1, 9), strategy=strategy))
             case 3 if len(run.sim.driver.journal.history.workers) > 1 and rng.random() < 0.5:
                 worker = rng.choice(sorted(run.sim.driver.journal.history.workers))
-                run.sim.apply(plan_drain(run.sim.layout, worker, strategy=ms.Batched(8)))
+                run.sim.apply(plan_drain(run.sim.layout, worker, strategy=ms.Batched(8, merge=False)))
             case 4:
                 run.sim.restart()
             case 5 if rng.random() < 0.5:

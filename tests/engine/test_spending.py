@@ -19,16 +19,16 @@ def report(slot: int, fetch: float = 0.0, **read: int) -> Report:
 def test_a_rate_is_told_once_it_means_something_and_again_when_it_is_another() -> None:
     rates = Rates()
     rates.fetched([report(0, fetched=ENOUGH // 2, fetch=100.0)])
-    assert rates.told({}, {}) is None, "too little was fetched"
+    assert rates.told({}, {}, {}) is None, "too little was fetched"
     rates.fetched([report(0, fetched=ENOUGH // 4, fetch=50.0), report(1, fetched=ENOUGH // 4, fetch=50.0), report(2)])
-    known = rates.told({}, {})
+    known = rates.told({}, {}, {})
     assert known == {"store": ENOUGH / 0.2}
-    assert rates.told({}, known) is None
+    assert rates.told({}, {}, known) is None
     agents = {"store": (ENOUGH, 0.2), "replica": (ENOUGH * 10, 0.5)}
-    more = rates.told(agents, known)
+    more = rates.told(agents, {}, known)
     assert more == {"store": ENOUGH / 0.2, "replica": ENOUGH * 20}
-    assert rates.told(agents, more) is None
-    assert rates.told({**agents, "store": (ENOUGH, 5.0)}, more) != more
+    assert rates.told(agents, {}, more) is None
+    assert rates.told({**agents, "store": (ENOUGH, 5.0)}, {}, more) != more
 
 
 def test_what_was_found_is_a_replica_where_a_slot_has_just_come_or_got_ranges() -> None:

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from millstream import AllAtOnce, Batched, Fluid, Matched, UserError
+from millstream import AllAtOnce, Batched, Fluid, Matched, Paced, UserError
 from millstream.protocol.keyspace import LAST, WHOLE, Bin, Range, bin_range, width
 from millstream.protocol.layout import Layout
 from millstream.protocol.manifest import Family, Manifest, Piece, SegmentRef
@@ -39,8 +39,9 @@ SIZE = 1 << (64 - BITS)
 STRATEGIES = st.one_of(
     st.builds(AllAtOnce, gap=st.integers(0, 2)),
     st.builds(Fluid, gap=st.integers(0, 2)),
-    st.builds(Batched, st.integers(1, 9), gap=st.integers(0, 2)),
-    st.builds(Matched, gap=st.integers(0, 2)),
+    st.builds(Batched, st.integers(1, 9), gap=st.integers(0, 2), merge=st.booleans()),
+    st.builds(Matched, gap=st.integers(0, 2), merge=st.booleans()),
+    st.builds(Paced, st.floats(1.01, 3.0), gap=st.integers(0, 2)),
 )
 
 
@@ -115,9 +116,9 @@ def check_rounds(plan: MigrationPlan, strategy: Strategy) -> None:
         units = {(move.range, move.origin, move.target): move.bins for move in moves}
         if isinstance(strategy, Fluid):
             assert sum(units.values()) <= 1
-        if isinstance(strategy, Batched):
+        if isinstance(strategy, Batched) and not strategy.merge:
             assert sum(units.values()) <= strategy.n
-        if isinstance(strategy, Matched):
+        if isinstance(strategy, Matched) and not strategy.merge:
             ends = [slot for _, origin, target in units for slot in (origin, target)]
             assert len(ends) == len(set(ends))
     if isinstance(strategy, AllAtOnce):
@@ -418,9 +419,11 @@ def with_state() -> Layout:
 
 
 def test_a_plan_says_what_it_does() -> None:
-    plan = plan_rescale(with_state(), 4, strategy=Batched(256, gap=1), at=Start(epoch=7, clock_ms=1_700_000_000_123))
+    plan = plan_rescale(
+        with_state(), 4, strategy=Batched(256, gap=1, merge=False), at=Start(epoch=7, clock_ms=1_700_000_000_123)
+    )
     assert str(plan).splitlines() == [
-        "rescale by Batched(256, gap=1), from routing version 0 of 'a', 'b'",
+        "rescale by Batched(256, gap=1, merge=False), from routing version 0 of 'a', 'b'",
         "  slot 0 -> slot 2: 1,024 bins, 1 MB",
         "  slot 1 -> slot 3: 1,024 bins, 1 MB",
         "  in all: 2,048 bins, 2 MB, in 8 rounds over 15 epochs",
@@ -459,7 +462,7 @@ BASE = Layout(
         (lambda: plan_rescale(BASE, 33), "has 32 bins, and a slot needs one at least; give at most 32 slots"),
         (lambda: plan_rescale(BASE, 4, steps="c"), "no step 'c'; the query has a, b"),
         (lambda: plan_rescale(BASE, 4, steps=[]), "no step was named; give some of a, b"),
-        (lambda: plan_rescale(BASE, 4, strategy="fluid"), "strategy='fluid': expected AllAtOnce"),  # type: ignore[arg-type]
+        (lambda: plan_rescale(BASE, 4, strategy="fluid"), "strategy='fluid': expected Paced"),  # type: ignore[arg-type]
         (lambda: plan_rescale(Layout("mine", {}), 4), "no step with state"),
         (lambda: plan_move(BASE, bins=3, to=2), "no slot 2; the query has 0, 1"),
         (lambda: plan_move(BASE, bins=3, to=-1), "to=-1"),

@@ -185,8 +185,8 @@ def test_no_command_breaks_a_decision(asks: list[MigrationPlan | Cancel | None])
     ("start", "reason"),
     [
         (Start(epoch=9), "epoch 9, which is past: the next one is 10"),
-        (Start(clock_ms=99 * HOUR_MS), "3,600.0 s in the past"),
-        (Start(event_time=4_000_000), "the watermark is 1.0 s beyond it"),
+        (Start(clock_ms=99 * HOUR_MS), "1 hour in the past"),
+        (Start(event_time=4_000_000), "the watermark is 1 s beyond it"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )

@@ -156,9 +156,9 @@ def run(spark: SparkSession, folder: Path, mode: str, notify: Observer | None = 
         if (moment, epoch) == ("committed", 0):
             control = ms.connect(store)
             if mode == "drain":
-                plan = control.plan_drain(min(control.status().workers), strategy=ms.Batched(700))
+                plan = control.plan_drain(min(control.status().workers), strategy=ms.Batched(700, merge=False))
             else:
-                plan = control.plan_move(slots=0, share=0.75, to=1, strategy=ms.Batched(128))
+                plan = control.plan_move(slots=0, share=0.75, to=1, strategy=ms.Batched(128, merge=False))
             control.apply(plan)
         if notify is not None:
             notify(moment, epoch)

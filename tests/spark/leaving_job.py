@@ -61,7 +61,7 @@ def main(folder: Path, master: str) -> None:
     announce(spark, announced)
     add_input(folder, rng, files=2)
     until(running, lambda: announced not in running.status().workers)
-    outcome = running.apply(running.plan_drain(drained, strategy=ms.Batched(512))).wait(120)
+    outcome = running.apply(running.plan_drain(drained, strategy=ms.Batched(512, merge=False))).wait(120)
     time.sleep(1)  # for what Spark notes of tasks that have ended
     given, epoch = tasks_of(spark), running.epoch
     add_input(folder, rng, files=4)

@@ -20,24 +20,34 @@ if TYPE_CHECKING:
 
 
 class StrategyType(click.ParamType[Any]):
-    """`all-at-once`, `fluid`, `batched:N` or `matched`; a function of the strategy's other arguments, by name."""
+    """`paced`, `paced:SLOWDOWN`, `all-at-once`, `fluid`, `batched:N` or `matched`; a function of the strategy's other
+    arguments, by name."""
 
     name = "strategy"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        from millstream.protocol.strategies import AllAtOnce, Batched, Fluid, Matched
+        from millstream.protocol.strategies import AllAtOnce, Batched, Fluid, Matched, Paced
 
         if not isinstance(value, str):
             return value
-        plain: dict[str, Callable[..., Strategy]] = {"all-at-once": AllAtOnce, "fluid": Fluid, "matched": Matched}
+        plain: dict[str, Callable[..., Strategy]] = {
+            "all-at-once": AllAtOnce,
+            "fluid": Fluid,
+            "matched": Matched,
+            "paced": Paced,
+        }
         if value in plain:
             return plain[value]
-        batched = re.fullmatch(r"batched:([1-9][0-9]{0,8})", value)
-        if batched is None:
-            self.fail(
-                f"{value!r} is none of all-at-once, fluid, batched:N (such as batched:64) and matched", param, ctx
-            )
-        return partial(Batched, int(batched[1]))
+        if paced := re.fullmatch(r"paced:([0-9]{1,3}(?:\.[0-9]{1,3})?)", value):
+            return partial(Paced, float(paced[1]))
+        if batched := re.fullmatch(r"batched:([1-9][0-9]{0,8})", value):
+            return partial(Batched, int(batched[1]))
+        return self.fail(
+            f"{value!r} is none of paced, paced:SLOWDOWN (such as paced:1.5), all-at-once, fluid, batched:N (such as "
+            "batched:64) and matched",
+            param,
+            ctx,
+        )
 
 
 class WhenType(click.ParamType[Any]):

@@ -29,10 +29,11 @@ _PLANNING = options_of(
     click.option(
         "--strategy",
         type=StrategyType(),
-        default="batched:64",
+        default="paced",
         show_default=True,
         metavar="S",
-        help="Which bins move together: all-at-once, fluid, batched:N or matched.",
+        help="Which bins move together: paced (paced:1.5 lets an epoch take 1.5 times as long), all-at-once, fluid, "
+        "batched:N or matched.",
     ),
     click.option(
         "--gap",
@@ -41,6 +42,12 @@ _PLANNING = options_of(
         show_default=True,
         metavar="N",
         help="Epochs between two rounds in which nothing moves.",
+    ),
+    click.option(
+        "--merge/--no-merge",
+        default=True,
+        show_default=True,
+        help="Whether rounds of batched and matched that cost next to nothing are one.",
     ),
     click.option(
         "--protocol",

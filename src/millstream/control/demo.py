@@ -199,12 +199,16 @@ class _Demo:
         self._display.driver(f"pid {driver.pid}: starting Python, Java and Spark", "yellow")
         return driver
 
+    def _strategy(self, bins: int) -> ms.Batched:
+        """Rounds enough to be looked at, although so little state would move in one."""
+        return ms.Batched(math.ceil(bins / self._schedule.rounds), merge=False)
+
     def _rescale(self, slots: int, at: int) -> _Rescale:
         """Asks the running query for another number of slots, as any process can that reaches its store."""
         if self._control is None:
             self._control = ms.connect(str(self._folder / "store"))
         bins = self._control.plan_rescale(slots).bins
-        plan = self._control.plan_rescale(slots, strategy=ms.Batched(math.ceil(bins / self._schedule.rounds)))
+        plan = self._control.plan_rescale(slots, strategy=self._strategy(bins))
         now = self._epochs[-1].slots
         self._display.happened(f"this process asks for {slots} slots instead of {now}, by way of the store:", "yellow")
         for line in str(plan).splitlines():

@@ -35,7 +35,7 @@ from millstream.errors import UserError
 from millstream.nexmark import QUERIES, NexmarkQuery, Parameters
 from millstream.nexmark.frames import batches, closed_loop, open_loop
 from millstream.nexmark.parameters import END, START
-from millstream.protocol.strategies import AllAtOnce, Batched, Fluid, Matched, Strategy
+from millstream.protocol.strategies import AllAtOnce, Batched, Fluid, Matched, Paced, Strategy
 
 _POLL_S = 0.05
 _SHOWN = 3
@@ -146,7 +146,7 @@ def strategy_of(name: str) -> Strategy:
     kind, _, count = name.partition(":")
     if kind == "batched":
         return Batched(int(count))
-    return {"all-at-once": AllAtOnce, "fluid": Fluid, "matched": Matched}[kind]()
+    return {"all-at-once": AllAtOnce, "fluid": Fluid, "matched": Matched, "paced": Paced}[kind]()
 
 
 def _check_folder(folder: Path, asked: Request) -> None:

@@ -52,6 +52,7 @@ from millstream.spark.checkpoint import offsets_digest, query_id
 from millstream.spark.frames import state_frame
 from millstream.spark.session import prepared_session
 from millstream.spark.sources import Sources, backlog_of, first_lines, only
+from millstream.spark.ticker import SOON_S, Ticker
 from millstream.store.code import put_code
 from millstream.store.journal import Journal, history_at
 
@@ -163,7 +164,7 @@ class RunningQuery(Verbs):
         """Facts of the last epochs this driver ran, up to 1000: records, durations, attempts, bytes fetched."""
         self._elsewhere = 0
         self._sources, self._trigger, self._finished = sources, trigger, finished
-        self._prepared = ExitStack()
+        self._prepared, self._ticker = ExitStack(), Ticker()
         self._reading: dict[str, str] = {}
         self._reopening = False
         writer = self._open_sources()
@@ -209,6 +210,7 @@ class RunningQuery(Verbs):
             with self._between:
                 self._busy, self._epoch_thread = False, None
                 self._between.notify_all()
+            self._hurry()
 
     def _backlog(self) -> float:
         """What Spark tells of the last epoch's sources. If it cannot, no query fails: there may be no stream yet."""
@@ -224,7 +226,7 @@ class RunningQuery(Verbs):
     def _open_sources(self) -> DataStreamWriter:
         """A stream of the sources that should be read now."""
         reads = self._driver.reads()
-        frame = self._sources.stream(reads.values())
+        frame = self._sources.stream(reads.values(), "availableNow" in self._trigger)
         writer = _writer(frame, self._trigger, self._checkpoint, self._driver.graph.name, self._on_epoch)
         self._reading = {name: called for name, (_, called) in reads.items()}
         self._driver.opened(self._reading)
@@ -245,10 +247,21 @@ class RunningQuery(Verbs):
         session, now = self._sources.session, "availableNow" in self._trigger
         self._prepared.enter_context(prepared_session(session, self._checkpoint, now))
         try:
-            return writer.start()
+            stream = writer.start()
         except PySparkException as error:
             self._prepared.close()
             raise UserError(f"Spark cannot run the query {self.name!r}: {first_lines(error)}") from error
+        if not now:
+            self._ticker.follow(stream)
+        return stream
+
+    def _hurry(self) -> None:
+        """Has the next epoch follow at once while a command is under way, however idle the query is."""
+        live = [outcome for outcome in self._driver.journal.history.outcomes.values() if not outcome.over]
+        if any(outcome.state == "running" and not outcome.since_ms for outcome in live):
+            self._ticker.hurry()
+        elif any(outcome.state in ("running", "proposed", "validated") for outcome in live):
+            self._ticker.hurry(SOON_S)  # it waits for what is made beside the epochs
 
     def _watch(self) -> None:
         """Lives as long as the query: waits for the end of Spark's stream, and starts it again where it should be."""
@@ -473,7 +486,9 @@ class RunningQuery(Verbs):
         return self._driver.modifier.workshop
 
     def _send(self, verb: str, ask: Ask, history: History) -> int:
-        return self._driver.listener.log.send(verb, ask, history.control)
+        number = self._driver.listener.log.send(verb, ask, history.control)
+        self._ticker.hurry()
+        return number
 
     def _store_id(self) -> str:
         return self._driver.journal.store_id
@@ -503,6 +518,7 @@ class RunningQuery(Verbs):
             )
 
     def _close(self) -> None:
+        self._ticker.close()
         with suppress(*_LOST):  # the session may be gone
             self._prepared.close()
         self._driver.close()

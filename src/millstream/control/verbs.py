@@ -31,7 +31,7 @@ from millstream.protocol.planner import DEFAULT, TOLERANCE, Steps
 from millstream.protocol.steering import Ask, Cancel, Outcome
 from millstream.protocol.strategies import Strategy
 
-_STRATEGIES = "AllAtOnce(), Fluid(), Batched(n) or Matched()"
+_STRATEGIES = "Paced(), AllAtOnce(), Fluid(), Batched(n) or Matched()"
 Span = Range | tuple[int, int]
 """A range of the key space: its first and its last point."""
 
@@ -76,7 +76,8 @@ class Verbs:
         """A plan that leaves the query with so many slots, each with the same number of bins or one more.
 
         All plans have these arguments: `steps` are the names of those that move, all by default. `strategy` says which
-        bins move together: `AllAtOnce()`, `Fluid()`, `Batched(n)` or `Matched()`, each with a `gap` of epochs between.
+        bins move together: `Paced(slowdown=1.1)`, `AllAtOnce()`, `Fluid()`, `Batched(n)` or `Matched()`, each with a
+        `gap` of epochs between.
         `at` is for plans that are made ahead of time: an epoch, a datetime for wall time, `(EVENT_TIME, datetime)`
         for when the watermarks of the steps have reached it, or a condition such as `metric("lag_s") > 30`. By then the
         plan must not be stale.

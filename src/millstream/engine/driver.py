@@ -60,8 +60,9 @@ from millstream.protocol.layout import Layout
 from millstream.protocol.manifest import Edit
 from millstream.protocol.migration import MigrationPlan
 from millstream.protocol.modification import Candidate, Modification, called, routed_on
+from millstream.protocol.pacing import GUESSED, Learning, RoundLoad
 from millstream.protocol.routing import RoutingTable, Slot
-from millstream.protocol.steering import Facts, Spent, Steering, draining, leaving, remembered, steer
+from millstream.protocol.steering import Facts, Outcome, Spent, Steering, draining, leaving, remembered, steer
 from millstream.protocol.time import NO_TIME, idle_sources, leaving_partitions
 from millstream.store.control_log import ControlLog
 from millstream.store.journal import Journal
@@ -221,7 +222,8 @@ class Driver:
         self._stood_ms = 0.0
         self._wanted = -1
         self._lost = 0
-        self._rates = Rates()
+        self._rates, self._learning = Rates(), Learning(journal.history.rates)
+        self._asked: dict[int, object] = {}
         self._loads: dict[int, float] = {}
         self._patient_until = -1
         self._opened = NOTHING_OPENED
@@ -403,9 +405,9 @@ class Driver:
         self.upkeep.applied(edits)
         self.handover.committed(epoch, reports, share.slots, share.workers)
         now = time.perf_counter()
-        adapter, took_s = self.adapter, now - self._committed_at
+        adapter, between_s = self.adapter, now - self._committed_at
         if adapter is not None:
-            self.fence("the load of workers", None, lambda: self._adapt(adapter, commit, reports, share, took_s))
+            self.fence("the load of workers", None, lambda: self._adapt(adapter, commit, reports, share, between_s))
         self._stood_ms = (now - self._committed_at) * 1000 if changed is not None and changed.sources else 0.0
         self._committed_at = now
         self.modifier.seen(samples, () if changed is None else changed.sources)
@@ -419,6 +421,10 @@ class Driver:
             "commit": (ended - executed) * 1000,
         }
         self.fence("the rates of fetching", None, lambda: self._rates.fetched(reports))
+        if not tries:
+            reading_s = (parts["fetch"] + parts["load"]) / 1000
+            took_s = ended - started
+            self.fence("the costs of moving", None, lambda: self._learn(history, plan.outcomes, took_s, reading_s))
         self._loads = self.fence("the load of slots", {}, lambda: loads_of(reports, share.slots))
         sources: dict[str, int] = self.fence(
             "where state came from",
@@ -449,7 +455,23 @@ class Driver:
         adapter.after_commit(history, layout, commit.loads, busy_of(reports, hosts, cores, took_s), cores, self.backlog)
 
     def _told_rates(self, history: History) -> dict[str, float] | None:
-        return self._rates.told(self.replicator.taken() if self.replicator is not None else {}, history.rates)
+        taken = self.replicator.taken() if self.replicator is not None else {}
+        return self._rates.told(taken, self._learning.told(), history.rates)
+
+    def _learn(self, before: History, outcomes: Sequence[Outcome], took_s: float, reading_s: float) -> None:
+        """Learns what moving costs from an epoch that took so long, and whose tasks fetched and opened state for so
+        long, and which changed these outcomes."""
+        load, prepared = RoundLoad(before.workers), False
+        for outcome in outcomes:
+            ask, known = self._asked.get(outcome.number), before.outcomes.get(outcome.number)
+            if isinstance(ask, MigrationPlan):
+                prepared = prepared or ask.prepared
+                for moves in ask.rounds[0 if known is None else known.done : outcome.done]:
+                    load.add(moves)
+        if load.bins:
+            self._learning.moved(load, took_s, reading_s, prepared)
+        else:
+            self._learning.quiet(took_s)
 
     def _send(self, plan: MigrationPlan) -> int:
         return self.listener.log.send(plan.verb, plan, self.journal.history.control)
@@ -479,7 +501,9 @@ class Driver:
         """What commands and migrations make of the routing tables at this epoch."""
         history = self.journal.history
         plans, heard = self.listener.plans(history), self.listener.hear(history)
-        asked = {**plans, **{each.number: each.ask for each in heard}}
+        asked = self._asked = {**plans, **{each.number: each.ask for each in heard}}
+        rate = layout_of("", history).fetch_rate
+        costs = self.fence("the costs of moving", GUESSED, lambda: self._learning.costs(rate))
         facts = Facts(
             self.journal.store_id,
             history.generation,
@@ -497,11 +521,12 @@ class Driver:
             max(self.last.duration_ms, self._stood_ms) if self.last and self.last.epoch == history.epoch else 0.0,
             self._numbers(history, clock_ms) if any(map(has_condition, asked.values())) else {},
             self._emptied(history),
-            self.handover.lacking(asked, history, *draining(history.outcomes.values(), history.generation)),
+            self.handover.lacking(asked, history, *draining(history.outcomes.values(), history.generation), costs),
             self.handover.through,
             self.handover.unchecked,
             self._since_ms,
             _spent(self.last) if self.last and self.last.epoch == history.epoch else Spent(),
+            costs,
         )
         return steer(facts, heard)
 

@@ -13,8 +13,9 @@ from millstream.engine.placing import Placer
 from millstream.engine.replicating import Replicator
 from millstream.protocol.affinity import brought
 from millstream.protocol.epochs import History, Report
-from millstream.protocol.handover import MOST_ROUNDS, Coming, of_round, upcoming
-from millstream.protocol.migration import MigrationPlan
+from millstream.protocol.handover import MOST_ROUNDS, Coming, keys_of, upcoming
+from millstream.protocol.migration import MigrationPlan, rounds_at_once
+from millstream.protocol.pacing import GUESSED, MoveCosts
 from millstream.protocol.routing import RoutingTable
 from millstream.protocol.steering import Outcome
 
@@ -30,8 +31,10 @@ class _Round:
 
     plan: MigrationPlan
     at: int
+    until: int
+    """Which rounds are carried out together, if not all of them are one."""
     lacks: dict[str, tuple[int, int]]
-    """By what comes: the bytes that are not there yet, all of them and those that are older than the last epoch."""
+    """By worker: the bytes that are not there yet, all of them and those that are older than the last epoch."""
     complete: float
     """Since when nothing older is lacking; infinite if something is."""
 
@@ -42,10 +45,11 @@ class _Round:
     def brings(self, placed: Mapping[int, str]) -> dict[str, int]:
         """How many bytes come to each worker."""
         found: dict[str, int] = {}
-        for move in self.plan.rounds[self.at] if self.at < len(self.plan.rounds) else ():
-            worker = placed.get(move.target, "")
-            if worker != placed.get(move.origin):
-                found[worker] = found.get(worker, 0) + move.bytes
+        for moves in self.plan.rounds[self.at : self.until]:
+            for move in moves:
+                worker = placed.get(move.target, "")
+                if worker != placed.get(move.origin):
+                    found[worker] = found.get(worker, 0) + move.bytes
         return found
 
 
@@ -55,6 +59,7 @@ class Handover:
     def __init__(self, replicator: Replicator | None, placer: Placer) -> None:
         self._replicator, self._placer = replicator, placer
         self._coming: dict[str, Coming] = {}
+        self._costs = GUESSED
         self._rounds: dict[int, _Round] = {}  # the next one of each migration, as of the last time that it was asked
         self._writing: frozenset[int] = frozenset()
         self._left: dict[str, int] = {}  # bytes to check of what was about to move to each worker that had tasks
@@ -66,9 +71,15 @@ class Handover:
         """The migrations whose next round was written through in the last epoch, as far as that can be done."""
 
     def lacking(
-        self, asked: Mapping[int, object], history: History, closing: Collection[str], closed: Collection[str]
+        self,
+        asked: Mapping[int, object],
+        history: History,
+        closing: Collection[str],
+        closed: Collection[str],
+        costs: MoveCosts = GUESSED,
     ) -> dict[int, tuple[int, int]]:
-        """Has the next rounds of migrations prepared; how many bytes are lacking for the next one of each."""
+        """Has the next rounds of migrations prepared; how many bytes are lacking for the next one of each, or for those
+        that are carried out together. With what moving `costs`, a paced plan's are as many as `steer` will take."""
         if self._replicator is None:
             return {}
         near = {n: ask for n, ask in asked.items() if isinstance(ask, MigrationPlan) and ask.protocol != "direct"}
@@ -85,28 +96,36 @@ class Handover:
         brings = brought(ahead, self._placer.placed, history.replicas)
         placed = self._placer.promise(targets, closing, closed, brings) if near else {}
         coming: dict[str, Coming] = {}
+        until = {n: done[n] + rounds_at_once(plan, done[n], costs) for n, plan in plans.items()}
         for number, plan in sorted(plans.items()):
-            coming.update(upcoming(number, plan, done[number], placed))
-        self._coming = coming
+            coming.update(upcoming(number, plan, done[number], placed, until[number] - done[number]))
+        self._coming, self._costs = coming, costs
         self._replicator.expect(coming)
         before, now = self._rounds, time.monotonic()
         self._rounds = {}
         for number, plan in plans.items():
-            mine = [key for key in coming if of_round(key, number, done[number])]
-            lacks = {key: self._replicator.lacks_of_move(key, history) for key in mine}
+            lacks = self._lacks(keys_of(coming, number, done[number], until[number]), history)
             complete = now if not any(older for _, older in lacks.values()) else math.inf
             if number in before and before[number].at == done[number]:
                 complete = min(complete, before[number].complete)
-            self._rounds[number] = _Round(plan, done[number], lacks, complete)
-        self.due = frozenset(
-            key for key in coming for number in plans for more in (0, 1) if of_round(key, number, done[number] + more)
-        )
+            self._rounds[number] = _Round(plan, done[number], until[number], lacks, complete)
+        self.due = frozenset(key for n in plans for key in keys_of(coming, n, done[n], until[n] + 1))
         self.unchecked = frozenset(
             number
             for number, each in self._rounds.items()
             if 0 <= now - each.complete < CHECK_WAIT_S and self._to_check(number, each.brings(placed)) > CHECK_FROM
         )
         return {number: each.most for number, each in self._rounds.items()}
+
+    def _lacks(self, keys: Collection[str], history: History) -> dict[str, tuple[int, int]]:
+        """The bytes that each worker lacks of what comes under these names, and how many of them are older."""
+        assert self._replicator is not None
+        found: dict[str, tuple[int, int]] = {}
+        for key in keys:
+            lacking, older = self._replicator.lacks_of_move(key, history)
+            known = found.get(self._coming[key].worker, (0, 0))
+            found[self._coming[key].worker] = (known[0] + lacking, known[1] + older)
+        return found
 
     def _to_check(self, number: int, brings: Mapping[str, int]) -> int:
         """The most that a worker has not checked of what a round brings to it. One without tasks checks nothing, so
@@ -127,9 +146,10 @@ class Handover:
             outcome = outcomes.get(number)
             if outcome is None or outcome.state != "running" or epoch < outcome.last + known.plan.gap:
                 continue
-            mine = [key for key in self._coming if of_round(key, number, outcome.done)]
-            lacks = [known.lacks.get(key) or self._replicator.lacks_of_move(key, history) for key in mine]
-            if mine and not any(older for _, older in lacks):
+            until = outcome.done + rounds_at_once(known.plan, outcome.done, self._costs)
+            mine = keys_of(self._coming, number, outcome.done, until)
+            lacks = self._lacks(mine, history)
+            if mine and not any(older for _, older in lacks.values()):
                 due += mine
                 writing.add(number)
         self._writing = frozenset(writing)

@@ -70,11 +70,15 @@ class Rates:
         if self._fetched > MEMORY:
             self._fetched, self._seconds = self._fetched // 2, self._seconds / 2
 
-    def told(self, taken: Mapping[str, tuple[int, float]], known: Mapping[str, float]) -> dict[str, float] | None:
-        """All rates, if one of them is another than is known; `taken` are bytes and seconds of others than tasks."""
+    def told(
+        self, taken: Mapping[str, tuple[int, float]], learned: Mapping[str, float], known: Mapping[str, float]
+    ) -> dict[str, float] | None:
+        """All rates, and what was learned of the costs of moving, if one of them is another than is known; `taken` are
+        bytes and seconds of others than tasks."""
         size, seconds = taken.get("store", (0, 0.0))
         sums = {**taken, "store": (size + self._fetched, seconds + self._seconds)}
         rates = {name: float(round(size / took)) for name, (size, took) in sums.items() if size >= ENOUGH and took > 0}
+        rates |= learned
         other = [
             name for name, rate in rates.items() if not 1 / SIMILAR < rate / (known.get(name) or 1e-9) < SIMILAR
         ]  # fmt: skip

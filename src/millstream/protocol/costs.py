@@ -68,7 +68,7 @@ def cost(plan: MigrationPlan, protocol: str, measured: Measured, state_bytes: in
     >>> print(cost(plan, "cpal", Measured(epoch_s=0.5), 10**9, held=0.8))
     stall 0 s, complete in 0.9 s
     """
-    rounds, most = max(1, len(plan.rounds)), plan.stall_bytes
+    rounds, most = max(1, len(plan.expected_rounds)), plan.stall_bytes
     share = plan.bytes / state_bytes if state_bytes else 0.0
     delta = measured.written * share / rounds  # what an epoch writes of what one round moves
     steady = plan.epochs * measured.epoch_s

@@ -22,7 +22,7 @@ where replicas are, and cuts over at once; `cpal` leaves the origin in charge wh
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from millstream.protocol.keyspace import Range, coalesce
@@ -40,16 +40,19 @@ class Coming:
     parts: tuple[tuple[str, tuple[Range, ...]], ...]
 
 
-def upcoming(number: int, plan: MigrationPlan, done: int, placed: Mapping[int, str]) -> dict[str, Coming]:
-    """What the next rounds of a migration bring to which worker, by a name for each; the next round first.
+def upcoming(
+    number: int, plan: MigrationPlan, done: int, placed: Mapping[int, str], together: int = 1
+) -> dict[str, Coming]:
+    """What the next rounds of a migration bring to which worker, by a name for each; the next round first. All that
+    will be carried out `together` are among them.
 
     `placed` says where slots run, or will. What moves between slots of one worker is there already.
     """
     found: dict[str, Coming] = {}
     ahead = 0
-    for at in range(done, min(len(plan.rounds), done + MOST_ROUNDS)):
+    for at in range(done, min(len(plan.rounds), done + max(MOST_ROUNDS, together))):
         size = sum(move.bytes for move in plan.rounds[at])
-        if at > done and ahead + size > AHEAD:
+        if at >= done + together and ahead + size > AHEAD:
             break
         ahead += size
         parts: dict[str, dict[str, list[Range]]] = {}
@@ -68,6 +71,7 @@ def round_key(number: int, at: int, worker: str) -> str:
     return f"{number}.{at}.{worker}"
 
 
-def of_round(key: str, number: int, at: int) -> bool:
-    """Whether a name is that of something that this round brings."""
-    return key.startswith(f"{number}.{at}.")
+def keys_of(coming: Collection[str], number: int, done: int, until: int) -> list[str]:
+    """The names, among these, of what the rounds of a command bring from `done` to before `until`."""
+    rounds = {f"{number}.{at}" for at in range(done, until)}
+    return [key for key in coming if ".".join(key.split(".", 2)[:2]) in rounds]

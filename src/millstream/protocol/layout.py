@@ -32,11 +32,17 @@ class Layout:
     epoch_s: float = 0.0
     """How long the last epoch took; 0 if that is not known."""
     rates: Mapping[str, float] = field(default_factory=dict)
-    """The bytes in a second that a worker was seen to get from the `store`, and from another as a `replica`."""
+    """The bytes in a second that a worker was seen to get from the `store`, and from another as a `replica`; and what
+    was learned of the costs of moving (see `protocol.pacing`)."""
     idle: Collection[str] = ()
     """The workers that have no slots."""
     written: int = 0
     """The bytes of state that an epoch writes, of all slots."""
+
+    @property
+    def steady_s(self) -> float:
+        """How long an epoch takes in which nothing moves; 0 if that is not known."""
+        return self.rates.get("steady_s") or self.epoch_s
 
     @property
     def workers(self) -> set[str]:

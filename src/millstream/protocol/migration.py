@@ -18,6 +18,7 @@ import numpy as np
 
 from millstream.protocol.conditions import Condition
 from millstream.protocol.keyspace import Range
+from millstream.protocol.pacing import MoveCosts, RoundLoad, epochs_of, rounds_together
 from millstream.protocol.routing import RoutingTable, RoutingVersion, Slot
 
 SHOWN = 12
@@ -93,6 +94,11 @@ class MigrationPlan:
     """By which protocol it is carried out (see `protocol.costs`)."""
     expected: dict[str, str] = field(default_factory=dict)
     """What it is expected to cost by each protocol, in words."""
+    slowdown: float = 0.0
+    """How many times as long as without it an epoch may take: rounds are then carried out together as far as that goes.
+    0 if each round has an epoch of its own."""
+    costs: MoveCosts = field(default_factory=MoveCosts)
+    """What moving was thought to cost when it was planned."""
 
     def after(self, tables: Mapping[str, RoutingTable], number: int) -> dict[str, RoutingTable]:
         """The tables after round `number`, of the steps that it changes."""
@@ -117,9 +123,30 @@ class MigrationPlan:
         return sum(bins for bins, _ in _Sums(self).pairs.values())
 
     @property
+    def expected_rounds(self) -> list[tuple[Move, ...]]:
+        """What moves at each epoch, if nothing costs more or less than was thought when it was planned."""
+        costs = self.costs.held() if self.prepared else self.costs
+        together = epochs_of(self.rounds, self.placement, self.slowdown, costs)
+        return [tuple(move for moves in rounds for move in moves) for rounds in together]
+
+    @property
     def epochs(self) -> int:
-        """How many epochs it takes, from the first round to the last."""
-        return len(self.rounds) + self.gap * max(0, len(self.rounds) - 1)
+        """How many epochs it takes, from the first round to the last; if it is paced, about."""
+        count = len(self.expected_rounds)
+        return count + self.gap * max(0, count - 1)
+
+    @property
+    def expected_s(self) -> float:
+        """About how many seconds it takes once it has begun; 0 if it is not known how long an epoch takes."""
+        if not self.costs.epoch_s:
+            return 0.0
+        costs = self.costs.held() if self.prepared else self.costs
+        extra = 0.0
+        for moves in self.expected_rounds:
+            load = RoundLoad(self.placement)
+            load.add(moves)
+            extra += costs.of(load.bytes, load.bins)
+        return self.epochs * self.costs.epoch_s + extra
 
     @property
     def stall_bytes(self) -> int:
@@ -160,7 +187,10 @@ class MigrationPlan:
             rest = [pairs[pair] for pair in pairs.keys() - set(shown)]
             yield f"{len(rest):,} other pairs of slots: {_load_text(*map(sum, zip(*rest, strict=True)))}"
         total = _load_text(*map(sum, zip(*pairs.values(), strict=True)))
-        yield f"in all: {total}, in {_count(len(self.rounds), 'round')} over {_count(self.epochs, 'epoch')}"
+        if self.slowdown:
+            yield f"in all: {total}, over about {_count(self.epochs, 'epoch')}"
+        else:
+            yield f"in all: {total}, in {_count(len(self.rounds), 'round')} over {_count(self.epochs, 'epoch')}"
         one_slot = _load_text(*sums.to_one_slot)
         yield f"at most: {_load_text(*sums.in_one_round)} in a round; {one_slot} to one slot in a round"
         if self.fetch_limit:
@@ -168,6 +198,8 @@ class MigrationPlan:
             unprepared = " if nothing is prepared" if self.prepared else ""
             rate = f"at {size_text(self.fetch_limit)}/s for each worker"
             yield f"expected stall: up to {stall:.3g} s in an epoch, {rate}{unprepared}"
+        if self.expected_s:
+            yield f"takes about {duration_text(self.expected_s)}, with epochs of {duration_text(self.costs.epoch_s)}"
         for name, cost in self.expected.items():
             yield f"{name}: {cost}{' (chosen)' if name == self.protocol else ''}"
 
@@ -184,6 +216,12 @@ class MigrationPlan:
         return "starts " + (" and ".join(due) or "at once")
 
 
+def rounds_at_once(plan: MigrationPlan, done: int, costs: MoveCosts) -> int:
+    """How many rounds the next epoch of a plan carries out, of which so many are done: one, unless it is paced."""
+    costs = costs.held() if plan.prepared else costs
+    return max(1, rounds_together(plan.rounds[done:], plan.placement, plan.slowdown, costs))
+
+
 class _Sums:
     """Loads, each a pair of bins and bytes: of each pair of slots, and the largest of a round and of a slot in a round.
 
@@ -196,7 +234,7 @@ class _Sums:
         self.to_one_worker = 0
         hosts = {slot: worker for worker, slots in plan.placement.items() for slot in slots}
         self.in_one_round = self.to_one_slot = (0, 0)
-        for moves in plan.rounds:
+        for moves in plan.expected_rounds:
             counted: set[tuple[Slot, Slot, Range]] = set()
             received: dict[Slot, tuple[int, int]] = {}
             for move in moves:

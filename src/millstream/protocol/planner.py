@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import pairwise, repeat
 
@@ -31,11 +31,12 @@ from millstream.protocol.keyspace import LAST, Hashes, Range, width
 from millstream.protocol.layout import Layout
 from millstream.protocol.manifest import Manifest
 from millstream.protocol.migration import AT_ONCE, MigrationPlan, Move, Start, size_text
+from millstream.protocol.pacing import costs_of, grained, merged
 from millstream.protocol.routing import Slot
-from millstream.protocol.strategies import Batched, Fluid, Numbers, Strategy
+from millstream.protocol.strategies import Batched, Fluid, Matched, Numbers, Paced, Strategy
 
 FINEST_BITS = 20
-DEFAULT = Batched(64)
+DEFAULT = Paced()
 TOLERANCE = 0.05
 Steps = str | Sequence[str] | None
 """One step, several, or all."""
@@ -51,8 +52,8 @@ def plan_rescale(
 
     >>> from millstream.protocol.routing import RoutingTable
     >>> layout = Layout("s", {"count": RoutingTable.even(2, 12)})
-    >>> print(plan_rescale(layout, 4, strategy=Batched(512)))
-    rescale by Batched(512), from routing version 0 of 'count'
+    >>> print(plan_rescale(layout, 4, strategy=Batched(512, merge=False)))
+    rescale by Batched(512, merge=False), from routing version 0 of 'count'
       slot 0 -> slot 2: 1,024 bins, 0 B
       slot 1 -> slot 3: 1,024 bins, 0 B
       in all: 2,048 bins, 0 B, in 4 rounds over 4 epochs
@@ -540,7 +541,7 @@ def _plan(
     """The plan that gives every bin the owner that is wanted; or that of `near`, if the protocol has bins go where
     replicas are. With a pace, the strategy gives only the order."""
     if not isinstance(strategy, Strategy):
-        raise UserError(f"strategy={strategy!r}: expected AllAtOnce(), Fluid(), Batched(n) or Matched()")
+        raise UserError(f"strategy={strategy!r}: expected Paced(), AllAtOnce(), Fluid(), Batched(n) or Matched()")
     made = partial(_made, layout, verb, strategy=strategy, start=start, drains=drains, pace=pace)
     plan = made(wanted)
     others = near is not None and any((one[1] != two[1]).any() for one, two in zip(wanted, near, strict=True))
@@ -559,6 +560,8 @@ def _made(
     moving = [(cells, final, np.flatnonzero(cells.owners != final)) for cells, final in wanted]
     touched = [cells for cells, _, picked in moving if len(picked)] or [cells for cells, _ in wanted]
     rounds: list[list[Move]] = [[]] if drains else []
+    costs = replace(costs_of(layout.rates, layout.fetch_rate), epoch_s=layout.steady_s)
+    slowdown = strategy.slowdown if isinstance(strategy, Paced) and pace is None else 0.0
     if any(len(picked) for _, _, picked in moving):
         firsts = np.concatenate([cells.firsts[picked] for cells, _, picked in moving])
         lasts = np.concatenate([cells.lasts[picked] for cells, _, picked in moving])
@@ -566,9 +569,14 @@ def _made(
         targets = np.concatenate([final[picked] for _, final, picked in moving])
         units, unit_of = _units(firsts, lasts, origins, targets)
         numbers = strategy.rounds(origins[units], targets[units])
+        sizes = np.concatenate([cells.bytes[:, picked].sum(axis=0) for cells, _, picked in moving])
+        sizes = np.bincount(unit_of, sizes).astype(float)
         if pace is not None:
-            sizes = np.concatenate([cells.bytes[:, picked].sum(axis=0) for cells, _, picked in moving])
-            numbers = _paced(numbers, np.bincount(unit_of, sizes).astype(float), pace)
+            numbers = _paced(numbers, sizes, pace)
+        elif slowdown:
+            numbers = grained(numbers, sizes, costs, slowdown)
+        elif strategy.merge and isinstance(strategy, Batched | Matched):
+            numbers = merged(numbers, sizes, costs)
         numbers = numbers[unit_of]
         rounds = [[] for _ in range(int(numbers.max()) + 1)]
         lengths = [len(picked) for _, _, picked in moving]
@@ -594,6 +602,8 @@ def _made(
         placement={worker: tuple(sorted(slots)) for worker, slots in sorted(layout.placement.items())},
         budget=round(strategy.stall_s * layout.fetch_rate),
         deadline_s=float(strategy.deadline_s),
+        slowdown=slowdown,
+        costs=costs,
     )
 
 

@@ -24,8 +24,9 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from millstream.protocol.keyspace import LAST
-from millstream.protocol.migration import MigrationPlan, Move, Start, duration_text
+from millstream.protocol.migration import MigrationPlan, Move, Start, duration_text, rounds_at_once
 from millstream.protocol.modification import LIFE, Candidate, Changed, Modification
+from millstream.protocol.pacing import MoveCosts
 from millstream.protocol.routing import RoutingTable
 
 STATES: dict[str, tuple[str, ...]] = {
@@ -188,6 +189,8 @@ class Facts:
     """When this driver began, by its clock: nothing was prepared while there was none."""
     spent: Spent = field(default_factory=Spent)
     """On state, in the last committed epoch."""
+    costs: MoveCosts = field(default_factory=MoveCosts)
+    """What moving costs, as far as it is known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -469,8 +472,11 @@ class _Course:
         return max(outcome.since_ms or self.facts.clock_ms, min(self.facts.started_ms, self.facts.clock_ms))
 
     def _round(self, outcome: Outcome, plan: MigrationPlan) -> None:
-        self.tables.update(plan.after(self.tables, outcome.done))
-        done = outcome.done + 1
+        """Carries out the next round, or as many as are carried out together."""
+        count = rounds_at_once(plan, outcome.done, self.facts.costs)
+        for number in range(outcome.done, outcome.done + count):
+            self.tables.update(plan.after(self.tables, number))
+        done = outcome.done + count
         state = "done" if done == outcome.rounds else "running"
         self.note(replace(outcome, state=state, done=done, last=self.facts.epoch))
 

@@ -8,6 +8,8 @@ Rules
   bin, and every origin has given about its share; so no epoch falls on one slot alone. Bins of one origin that go to
   one target go in the order of the key space: neighbours travel together, and tables stay small on the way.
 - The same moves give the same rounds: nothing is random.
+- Rounds that cost next to nothing together are merged (`protocol.pacing`), but for those of `Fluid`, and for strategies
+  with `merge=False`.
 
 `Matched` colours the edges of a graph: slots are its vertices, moves its edges, rounds its colours. Megaphone (section
 4.4) groups migrations that do not interfere by bipartite matching; here, two moves interfere if they share a slot.
@@ -32,7 +34,8 @@ DEADLINE_S = 600.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Strategy:
-    """How moves are spread over epochs. `gap` is the number of epochs between two rounds in which nothing moves.
+    """How moves are spread over epochs. `gap` is the number of epochs between two rounds in which nothing moves. Rounds
+    that cost next to nothing are one, unless `merge` is false.
 
     `prepared` says whether a round waits until its targets hold what it brings (see `protocol.handover`); by default
     it does where there are several workers. `protocol` says the same in the words of `protocol.costs`: `direct` and
@@ -41,6 +44,7 @@ class Strategy:
     """
 
     gap: int = 0
+    merge: bool = True
     prepared: bool | None = None
     protocol: str = ""
     stall_s: float = STALL_S
@@ -48,6 +52,8 @@ class Strategy:
 
     def __post_init__(self) -> None:
         _check(self, "gap", self.gap, 0)
+        if self.merge not in (True, False):
+            raise UserError(f"{type(self).__name__}(merge={self.merge!r}): expected True or False")
         if self.prepared not in (None, True, False):
             raise UserError(f"{type(self).__name__}(prepared={self.prepared!r}): expected True, False or None")
         if self.protocol not in ("", "auto", *PROTOCOLS):
@@ -63,7 +69,8 @@ class Strategy:
         return f"{type(self).__name__}({', '.join(self._arguments())})"
 
     def _arguments(self) -> list[str]:
-        told: list[tuple[str, float | None, float | None]] = [("gap", self.gap, 0), ("prepared", self.prepared, None)]
+        told: list[tuple[str, float | None, float | None]] = [("gap", self.gap, 0), ("merge", self.merge, True)]
+        told += [("prepared", self.prepared, None)]
         told += [("stall_s", self.stall_s, STALL_S), ("deadline_s", self.deadline_s, DEADLINE_S)]
         named = [f"protocol={self.protocol!r}"] if self.protocol else []
         return named + [
@@ -78,6 +85,29 @@ class Strategy:
 
 
 @dataclass(frozen=True, slots=True)
+class Paced(Strategy):
+    """As much per epoch as lets it take `slowdown` times as long as an epoch in which nothing moves. The default.
+
+    What a byte and a bin cost is learned on the way, so rounds grow and shrink. A small state takes an epoch or two.
+    """
+
+    slowdown: float = 1.1
+
+    def __post_init__(self) -> None:
+        Strategy.__post_init__(self)
+        given = self.slowdown
+        if isinstance(given, bool) or not isinstance(given, int | float) or not 1 < given <= 100:
+            raise UserError(f"Paced(slowdown={given!r}): expected a factor above 1, such as 1.1, and at most 100")
+
+    def _arguments(self) -> list[str]:
+        return [f"{self.slowdown:g}", *Strategy._arguments(self)]
+
+    def rounds(self, origins: Numbers, targets: Numbers) -> Numbers:
+        """The place of each move in the spread order, in which they are made into rounds by what they cost."""
+        return _spread(origins, targets)
+
+
+@dataclass(frozen=True, slots=True)
 class AllAtOnce(Strategy):
     """Everything moves at one epoch: the shortest migration, and the longest stall."""
 
@@ -88,7 +118,7 @@ class AllAtOnce(Strategy):
 
 @dataclass(frozen=True, slots=True)
 class Fluid(Strategy):
-    """One bin per epoch: the longest migration, and the shortest stall."""
+    """One bin per epoch, whatever it costs: the longest migration, and the shortest stall."""
 
     def rounds(self, origins: Numbers, targets: Numbers) -> Numbers:
         """The round of each move: its place in the spread order."""

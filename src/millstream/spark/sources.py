@@ -6,9 +6,7 @@ Rules
   source first. That is the order in which records of a key are applied within an epoch.
 - An epoch's input is bounded: a source that would read its whole backlog at once is refused unless the user insists.
   A source made from a reader gets default limits, which the user's own options override.
-- Structured Streaming runs no epoch without data, so a ticker makes one a second: commands, and later timers, make
-  progress on an idle stream. It carries no records. It is always there, whatever the trigger: Spark refuses a
-  checkpoint whose number of sources has changed, unless they have names.
+- The last source is the ticker, which makes epochs on an idle stream (`spark.ticker`).
 """
 
 from __future__ import annotations
@@ -28,6 +26,7 @@ from pyspark.sql.types import ArrayType, DataType, MapType, StringType, StructFi
 from millstream.errors import UserError
 from millstream.model.query import SourceNode
 from millstream.model.types import format_schema, format_type
+from millstream.spark.ticker import ticks
 
 _KEPT = 256
 DEFAULT_LIMITS = {"maxOffsetsPerTrigger": "1000000", "maxFilesPerTrigger": "1000"}
@@ -57,7 +56,7 @@ class Sources:
         """The schema of each source."""
         return {node.name: self._open(node, node.name)[1] for node in nodes}
 
-    def stream(self, nodes: Iterable[tuple[SourceNode, str]]) -> DataFrame:
+    def stream(self, nodes: Iterable[tuple[SourceNode, str]], available_now: bool) -> DataFrame:
         """One frame of all of these, each under its name in Spark, and of the ticker."""
         frames = []
         for node, name in nodes:
@@ -69,7 +68,7 @@ class Sources:
                     "the source name its columns"
                 )
             frames.append(frame)
-        return unite(self.session, frames, self.named)
+        return unite(self.session, frames, self.named, available_now)
 
     def _open(self, node: SourceNode, name: str) -> tuple[DataFrame, pa.Schema]:
         place = (id(node), name)
@@ -135,15 +134,12 @@ def arrow_schema(name: str, schema: StructType) -> pa.Schema:
     return pa.schema(fields)
 
 
-def unite(spark: SparkSession, frames: list[DataFrame], named: bool) -> DataFrame:
+def unite(spark: SparkSession, frames: list[DataFrame], named: bool, available_now: bool = False) -> DataFrame:
     """One frame for all sources and the ticker."""
     united = _tagged(frames, 0, frames[0])
     for index, frame in enumerate(frames[1:], start=1):
         united = united.union(_tagged(frames, index, frame))
-    reader = spark.readStream.format("rate").option("rowsPerSecond", 1).option("numPartitions", 1)
-    ticks = (reader.name("millstream_ticker") if named else reader).load()
-    # A limit of nothing is planned away: the ticker's offsets make epochs, but no task ever runs for it.
-    return united.union(_tagged(frames, None, ticks).limit(0))
+    return united.union(_tagged(frames, None, ticks(spark, named, available_now)))
 
 
 def only(frame: DataFrame, offered: Sequence[str], wanted: Sequence[str]) -> DataFrame:
