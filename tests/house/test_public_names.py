@@ -40,6 +40,7 @@ PUBLIC = [
     "Memory",
     "MillstreamError",
     "Modify",
+    "Paced",
     "Parquet",
     "Query",
     "ReplicaFacts",
