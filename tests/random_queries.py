@@ -815,7 +815,11 @@ class Oracle:
             found = [(row, time) for to, row, time in made if to == output]
             if output == "late":
                 found = [(record.row, record.time) for record in late]
-            streams[full] = [Record(*row, max(time, before, NEVER + 1) if timed else NEVER) for row, time in found]
+            if output == "late":  # its own time
+                found = [(row, time if time != NEVER else max(before, NEVER + 1)) for row, time in found]
+                streams[full] = [Record(*row, time if timed else NEVER) for row, time in found]
+            else:
+                streams[full] = [Record(*row, max(time, before, NEVER + 1) if timed else NEVER) for row, time in found]
             if timed:
                 held[full] = ALWAYS if min(timed) == ALWAYS else mark
                 self.stood[full] = mark

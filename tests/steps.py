@@ -35,7 +35,8 @@ def build(origin: Any) -> tuple[ms.Query, dict[str, ms.Memory]]:
         "once": source.dedupe("once", id="k", within="5 seconds"),
         "thirds": keyed.state_machine("thirds", fold, state="long", output="k long, n long", late="process"),
     }
-    minutes = steps["tumbling"].key_by("k").window(ms.tumbling("1 minute"))
+    final = steps["tumbling"].filter("final-only", lambda rows: rows["final"])
+    minutes = final.key_by("k").window(ms.tumbling("1 minute"))
     steps["minutes"] = minutes.aggregate("minutes", n=ms.sum("count"))
     sinks = {name: ms.Memory() for name in steps}
     for name, stream in steps.items():

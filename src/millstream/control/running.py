@@ -109,7 +109,11 @@ class Status:
     held_back: dict[str, HeldBack]
     """Of each source with partitions: the one that holds it back, and how far it is behind the one that leads."""
     late: dict[str, int]
-    """How many late records each step has dropped, or sent to its output `late`."""
+    """How many late records each step has dropped, or sent to its output `late`. With windows: late for all of them."""
+    partly_late: dict[str, int]
+    """How many records were late for some of their windows only, of each step with windows that overlap."""
+    missed_windows: dict[str, int]
+    """How many windows these records, and those that were late for all, missed."""
     dead_letters: dict[str, int]
     """How many records each step has sent to its output `dead_letter`."""
     timers: dict[str, int]
@@ -362,7 +366,9 @@ class RunningQuery(Verbs):
                 **{name: moment(mark) for name, mark in history.watermarks.items()},
             },
             held_back(history),
-            dict(history.late),
+            {step: count.records for step, count in history.late.items() if count.records},
+            {step: count.partly for step, count in history.late.items() if count.partly},
+            {step: count.windows for step, count in history.late.items() if count.windows},
             dict(history.dead_letters),
             pending_timers(self._driver.graph, history),
             {name: moment(mark) for name, mark in history.passed.items()},

@@ -113,7 +113,12 @@ def lines(overview: Overview) -> Iterator[str]:
         yield f"worker     {worker}: " + _some([f"slot {slot} {_size(overview, slot)}" for slot in slots])
     for name, mark in overview.watermarks.items():
         yield f"watermark  {name}: {_mark(overview, name, mark)}"
-    for counts, what in ((overview.late, "late"), (overview.dead_letters, "dead")):
+    for counts, what in (
+        (overview.late, "late"),
+        (overview.partly_late, "late part"),
+        (overview.missed_windows, "missed"),
+        (overview.dead_letters, "dead"),
+    ):
         for step, count in counts.items():
             yield f"{what:9}  {step}: {count:,d}"
     for number, progress in overview.commands.items():

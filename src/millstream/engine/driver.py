@@ -638,7 +638,7 @@ def numbers_of(history: History, last: EpochFacts | None, clock_ms: int) -> dict
     """What is known of the numbers that conditions are made of (`protocol.conditions`)."""
     found = {
         "state_bytes": float(sum(segment.bytes for segment in history.manifest.segments())),
-        "late": float(sum(history.late.values())),
+        "late": float(sum(count.records for count in history.late.values())),
         "dead_letters": float(sum(history.dead_letters.values())),
     }
     marks = [mark for mark in history.watermarks.values() if mark != NO_TIME]

@@ -67,10 +67,11 @@ class Lanes:
         self._parts: dict[int, list[Part]] = {}
         for part in received:
             self._parts.setdefault(part.lane, []).append(part)
-        self._known: dict[Any, tuple[Grouped | None, pa.RecordBatch | None]] = {}
+        self._known: dict[Any, tuple[Grouped | None, dict[str, pa.RecordBatch]]] = {}
 
-    def grouped(self, step: Step, due: Mapping[str, DueTimers]) -> tuple[Grouped | None, pa.RecordBatch | None]:
-        """The records and due timers for a step, None if there are none; and the late records it is not to see."""
+    def grouped(self, step: Step, due: Mapping[str, DueTimers]) -> tuple[Grouped | None, dict[str, pa.RecordBatch]]:
+        """The records and due timers for a step, None if there are none; and the late records that it is not to see, by
+        input, with their event times beside them."""
         lanes = self._task.readers[step.name]
         cut = self._task.before.get(step.name, NO_TIME)
         if due:
@@ -82,19 +83,20 @@ class Lanes:
 
     def _group(
         self, step: Step, lanes: tuple[int, ...], cut: int, due: Mapping[str, DueTimers]
-    ) -> tuple[Grouped | None, pa.RecordBatch | None]:
+    ) -> tuple[Grouped | None, dict[str, pa.RecordBatch]]:
         inputs: dict[str, list[_Timed]] = {given.name: [] for given in step.inputs}
-        late: list[pa.RecordBatch] = []
+        late: dict[str, list[pa.RecordBatch]] = {}
         for given, lane in zip(step.inputs, lanes, strict=True):
             for part in self._parts.get(lane, []):
                 found = _Timed.read(part.read(self._store), given)
                 if found.times is not None and step.late != "process" and given.stream not in self._task.fed:
                     found, dropped = found.judged(cut)
-                    late += dropped if step.late == "output" else [each.select([TIME_COLUMN]) for each in dropped]
+                    if dropped is not None:
+                        late.setdefault(given.name, []).append(dropped)
                 if found.keyed.num_rows:
                     inputs[given.name].append(found)
         grouped = _by_key(step, inputs, due) if due or any(inputs.values()) else None
-        return grouped, pa.concat_batches(late) if late else None
+        return grouped, {name: pa.concat_batches(batches) for name, batches in late.items()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,16 +118,16 @@ class _Timed:
             return _Timed(keyed.drop_columns([TIME_COLUMN]), keyed.column(TIME_COLUMN).to_numpy())
         return _Timed(keyed, times_of(keyed.column(given.time)))
 
-    def judged(self, cut: int) -> tuple[_Timed, list[pa.RecordBatch]]:
-        """Those that are not late; and those that are, as productions: with their time beside their columns."""
+    def judged(self, cut: int) -> tuple[_Timed, pa.RecordBatch | None]:
+        """Those that are not late; and those that are, if there are any, with their times beside their columns."""
         assert self.times is not None
         bad = (self.times < cut) | (self.times == NULL_TIME)
         if not bad.any():
-            return self, []
+            return self, None
         mask = pa.array(bad)
         dropped = self.keyed.filter(mask).remove_column(0)
-        dropped = dropped.append_column(TIME_COLUMN, pa.array(raised(self.times[bad], cut)))
-        return _Timed(self.keyed.filter(pc.invert(mask)), self.times[~bad]), [dropped]
+        dropped = dropped.append_column(TIME_COLUMN, pa.array(self.times[bad]))
+        return _Timed(self.keyed.filter(pc.invert(mask)), self.times[~bad]), dropped
 
 
 _EARLIEST = NO_TIME + 1
@@ -135,6 +137,11 @@ _EARLIEST = NO_TIME + 1
 def raised(times: Times, cut: int) -> Times:
     """Event times of productions: not below the watermark, and never "no time"."""
     return np.maximum(times, max(cut, _EARLIEST))
+
+
+def own_times(times: Times, cut: int) -> Times:
+    """Event times of late records: their own; of those that have none, as of productions."""
+    return np.where(times == NULL_TIME, max(cut, _EARLIEST), times)
 
 
 def _shown(times: Times | None) -> Times | None:

@@ -240,12 +240,9 @@ def _run_level(
             due = run.due(hosted.reached)
             grouped, late = lanes.grouped(step, due)
             done.records[step.name] = 0 if grouped is None else grouped.count
-            done.late[step.name] = 0 if late is None else late.num_rows
-            made = {} if late is None or step.late != "output" else {step.stream("late"): late}
+            made = run.late(late)
             if grouped is not None:
                 made.update(run.apply(grouped, hosted.reached))
-                own = made.get(step.stream("late")) if step.late == "process" else None
-                done.late[step.name] += 0 if own is None else own.num_rows
             streams = derive(spec, made)
         except RecordFailure as error:
             return replace(report, failure=failure_of(step.name, error.key, error.record, error.cause))

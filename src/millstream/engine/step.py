@@ -25,7 +25,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from millstream.engine.grouping import Grouped, raised
+from millstream.engine.grouping import Grouped, own_times, raised
 from millstream.engine.sift import sift
 from millstream.engine.spec import TIME_COLUMN, EpochTask, SlotTask, Spec
 from millstream.errors import DamagedObject, StoreUnavailable
@@ -48,7 +48,7 @@ from millstream.model.kinds import Changed, State
 from millstream.model.letters import DEAD_LETTER, Letter, as_batch
 from millstream.model.timers import TAG, Due, Look, RecordTimer, Timer
 from millstream.model.times import EVENT_TIME, NULL_TIME, Times
-from millstream.protocol.epochs import Output
+from millstream.protocol.epochs import LateCount, Output
 from millstream.protocol.keyspace import Hashes, Range
 from millstream.protocol.manifest import Edit, Family, Input, Piece, SegmentRef
 from millstream.protocol.time import END_OF_TIME, NO_TIME, Mark, step_watermark
@@ -78,7 +78,7 @@ class Done:
     edits: list[Edit] = field(default_factory=list)
     outputs: list[Output] = field(default_factory=list)
     records: dict[str, int] = field(default_factory=dict)
-    late: dict[str, int] = field(default_factory=dict)
+    late: dict[str, LateCount] = field(default_factory=dict)
     dead_letters: dict[str, int] = field(default_factory=dict)
     passed: dict[str, int] = field(default_factory=dict)
     loads: dict[str, bytes] = field(default_factory=dict)
@@ -90,6 +90,11 @@ class _Ran:
 
     outcome: Outcome
     rows: dict[str, StateRows]
+
+    @property
+    def late(self) -> LateCount:
+        """The records that the run has found to be late itself."""
+        return sum((LateCount(*each) for each in self.outcome.late), LateCount())
 
     def and_also(self, other: _Ran) -> _Ran:
         """Together with what a run over other keys led to."""
@@ -103,7 +108,7 @@ class _Ran:
         rows = dict(self.rows)
         for name, more in other.rows.items():
             rows[name] = _together(rows[name], more) if name in rows else more
-        return _Ran(Outcome(made, times, {}), rows)
+        return _Ran(Outcome(made, times, {}, late=(*mine.late, *theirs.late)), rows)
 
 
 class StepRun:
@@ -162,7 +167,23 @@ class StepRun:
         for name, rows in ran.rows.items():
             declared = self.step.declared(name)
             self._write_rows(Family(self.step.name, name), rows, declared)
-        return self._made(ran.outcome, letters)
+        self.done.late[self.step.name] += ran.late
+        made = self._made(ran.outcome, letters)
+        own = made.get(self.step.stream("late")) if self.step.late == "process" else None
+        if own is not None and not self.step.computation.late_rule.counts_itself:
+            self.done.late[self.step.name] += LateCount(own.num_rows)
+        return made
+
+    def late(self, late: Mapping[str, pa.RecordBatch]) -> dict[str, pa.RecordBatch]:
+        """Counts the late records that the step is not to see; what its output `late` has of them, if it has one."""
+        rule = self.step.computation.late_rule
+        self.done.late[self.step.name] = LateCount(*rule.count(late)) if late else LateCount()
+        if not late or self.step.late != "output":
+            return {}
+        whole = pa.concat_batches(list(late.values()))
+        records, times = rule.records(whole.drop_columns([TIME_COLUMN]), whole.column(TIME_COLUMN).to_numpy())
+        stamps = own_times(times, self.task.before.get(self.step.name, NO_TIME))
+        return {self.step.stream("late"): records.append_column(TIME_COLUMN, pa.array(stamps))}
 
     def _sifted(self, grouped: Grouped, marks: Mapping[str, int]) -> tuple[_Ran, list[Letter]]:
         """Runs the step over the keys that it does not fail on. All records of the others become letters; their timers
@@ -192,7 +213,8 @@ class StepRun:
             if self.step.timed:
                 times[DEAD_LETTER] = np.array([letter.micros for letter in letters], np.int64)
         for output in times:
-            stamps = raised(times[output], self._passed())
+            stamped = own_times if output == "late" else raised
+            stamps = stamped(times[output], self._passed())
             made[output] = made[output].append_column(TIME_COLUMN, pa.array(stamps))
         return {self.step.stream(output): productions for output, productions in made.items()}
 

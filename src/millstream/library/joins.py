@@ -25,6 +25,7 @@ import numpy as np
 import pyarrow as pa
 
 from millstream.errors import UserError
+from millstream.library.lateness import BucketLateness
 from millstream.library.partial import check_free, check_key
 from millstream.library.reduce import Rows
 from millstream.library.windows import Window, check_window, micros_in, timestamps
@@ -212,6 +213,7 @@ class Join(Computation):
     rights: Bag
     columns: dict[str, list[pa.Field]]
     buckets: Buckets | None = None
+    harm_of_updates = "would keep every version of a row, and pair each of them"
 
     def __init__(self, right_key: tuple[str, ...], suffix: str) -> None:
         self.right_key, self.suffix = right_key, suffix
@@ -289,6 +291,7 @@ class BucketJoin(Join):
     def __init__(self, right_key: tuple[str, ...], suffix: str, buckets: Buckets) -> None:
         super().__init__(right_key, suffix)
         self.buckets: Buckets = buckets
+        self.late_rule = BucketLateness(BUCKET, buckets.width, buckets.both(left=False))
         self.stored_as = buckets.text
 
     def met(self, batch: Batch, fresh: Any) -> None:

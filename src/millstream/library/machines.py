@@ -52,7 +52,7 @@ def binary(
     state: str | type[object],
     output: str,
     timer: str,
-    late: str,
+    late: str | None,
     on_error: str,
     productions: str,
 ) -> Stream:

@@ -5,7 +5,8 @@ Rules
 - It is a map, so it runs in the task that has the records; the step combines what all tasks made, in their order.
 - Grouping pays if keys repeat. If a sample says that they hardly do, every record becomes a row of its own.
 - Only columns that an aggregate needs travel, beside the key.
-- With `keep` records travel as they are, with the start of their window: for steps that give late ones back.
+- With `keep` records travel as they are, with the start of their window; with `own_time` their event time as well, for
+  steps that give late ones back.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import numpy as np
 import pyarrow as pa
 
 from millstream.errors import UserError
+from millstream.library.lateness import OWN_TIME, RECORDS, counter_of
 from millstream.library.parts import LONG, Aggregate, Totals, column_of
 from millstream.library.reduce import MAX, MIN, Part, reduce_keys
 from millstream.library.windows import START, Window, timestamps
@@ -34,12 +36,20 @@ SPAN = [Part("session_from", LONG, MIN), Part("session_to", LONG, MAX)]
 
 
 class Partial(Transform):
-    """Aggregates records by key, and by pane if there are windows, task by task."""
+    """Aggregates records by key, and by pane if there are windows, task by task.
+
+    Rows of panes say how many records they stand for (see `library.lateness`).
+    """
 
     def __init__(
-        self, key: tuple[str, ...], aggregates: Mapping[str, Aggregate], window: Window | None, keep: bool = False
+        self,
+        key: tuple[str, ...],
+        aggregates: Mapping[str, Aggregate],
+        window: Window | None,
+        keep: bool = False,
+        own_time: bool = False,
     ) -> None:
-        self.key, self.aggregates, self.window, self.keep = key, aggregates, window, keep
+        self.key, self.aggregates, self.window, self.keep, self.own_time = key, aggregates, window, keep, own_time
 
     def bind(self, schema: pa.Schema, timed: bool) -> Partial:
         bound = copy.copy(self)
@@ -51,8 +61,13 @@ class Partial(Transform):
         if self.window is not None:
             check_free(START, [field.name for field in fields])
             fields.append(pa.field(START, TIMESTAMP))
+        if self.own_time:
+            check_free(OWN_TIME, [field.name for field in fields])
+            fields.append(pa.field(OWN_TIME, LONG))
         if not self.keep:
             bound.span = SPAN if self.window is not None and self.window.gap else []
+            if self.window is not None and counter_of(self.aggregates) == column_of(RECORDS):
+                bound.span = [*bound.span, RECORDS]
             made = bound.totals.columns + [pa.field(column_of(part), part.kind) for part in bound.span]
             for part in made:
                 check_free(part.name, self.key)
@@ -69,10 +84,13 @@ class Partial(Transform):
         assert micros is not None
         starts = self.window.panes(micros)
         if self.keep:
-            kept = pa.RecordBatch.from_arrays([*records.columns, timestamps(starts)], schema=self.output)
+            columns = [*records.columns, timestamps(starts), *([pa.array(micros)] if self.own_time else [])]
+            kept = pa.RecordBatch.from_arrays(columns, schema=self.output)
             return kept, self.window.judged(starts)
         keys = [records.column(name) for name in self.key]
-        parts = self.totals.lifted(records, micros) + [pa.array(micros)] * len(self.span)
+        ones = pa.array(np.ones(len(micros), np.int64)) if RECORDS in self.span else None
+        parts = self.totals.lifted(records, micros)
+        parts += [ones if part is RECORDS else pa.array(micros) for part in self.span]
         one = (starts[0] == starts).all()
         given = keys if one else [*keys, pa.array(starts)]
         if repeats(given):

@@ -76,6 +76,9 @@ class Best(Transform):
 class TopN(Computation):
     """Keeps the n best records of each key."""
 
+    makes_updates = "all ranks of a key when one of them changes, and they take the place of those before"
+    harm_of_updates = "would rank every version of a row: one key would be shown several times"
+
     top: Value
 
     def __init__(self, n: int, by: str, descending: bool) -> None:

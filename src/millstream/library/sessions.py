@@ -8,7 +8,7 @@ Rules
   produced and deleted, and the timer is set anew.
 - The step sees all records, and judges them itself: together with all that they connect, they are late if what they
   make has closed already. So no record is late that falls into an open session, however old it is. Those that are late
-  are sent to the output `late`, where they are counted, too; if nobody asked for them, only what identifies them is.
+  are counted, and if somebody asked for them, sent to the output `late` with the session that they would have made.
 - Pieces meet in any order. So `first`, `last` and `collect` go by event time, and where times are equal by the order of
   processing, which is that of what is stored and then of a batch's rows.
 """
@@ -20,6 +20,7 @@ from collections.abc import Iterator, Mapping
 import numpy as np
 import pyarrow as pa
 
+from millstream.library.lateness import SessionLateness, counter_of, late_records, late_schema, records_of
 from millstream.library.partial import SPAN
 from millstream.library.parts import Aggregate, column_of
 from millstream.library.reduce import FOLD, Mask, Rows, reduce_runs
@@ -28,10 +29,12 @@ from millstream.library.tumbling import window_fields
 from millstream.library.windows import START, Window, micros_in, timestamps
 from millstream.model.batch import Batch, Timed, TimerBatch
 from millstream.model.computation import Computation
+from millstream.model.lateness import Late
 from millstream.model.maps import Map
 from millstream.model.timers import Timer
 from millstream.model.times import EVENT_TIME, NULL_TIME, Times, micros
 from millstream.model.types import TIMESTAMP, format_schema, format_type
+from millstream.model.updates import EARLY
 
 _NEVER = np.iinfo(np.int64).max
 _LAST = pa.field("last_record", TIMESTAMP)
@@ -43,15 +46,22 @@ class SessionTotals(Aggregates):
     totals: Map  # type: ignore[assignment]
     end = Timer(EVENT_TIME)
     by_time = True
-    late: tuple[str, ...]
+    late_rule = SessionLateness()
 
     def __init__(
-        self, aggregates: Mapping[str, Aggregate], window: Window, early: bool = False, lifted: bool = True
+        self,
+        aggregates: Mapping[str, Aggregate],
+        window: Window,
+        early: bool = False,
+        lifted: bool = True,
+        sends_late: bool = False,
     ) -> None:
         super().__init__(aggregates, lifted)
         self.gap, self.early = window.gap, early
+        self.makes_updates = EARLY if early else ""
+        self.counter = counter_of(aggregates) if lifted else None
         self.stored_as = f"{window!r}: {self.stored_as}"
-        if not lifted:
+        if sends_late:
             self.outputs = {"late": f"{START} timestamp"}  # type: ignore[misc]  # its columns are known in bind
 
     def bind(self, inputs: Mapping[str, pa.Schema], key: tuple[str, ...]) -> Computation:
@@ -60,9 +70,9 @@ class SessionTotals(Aggregates):
         bound.fields = [_LAST, *bound.folding.fields]
         bound.totals = Map("timestamp", format_type(pa.struct(bound.fields)))
         bound.totals.name = "totals"
-        [schema] = inputs.values()
-        bound.late = (*key, START) if self.lifted else tuple(schema.names)
-        bound.outputs = {"late": format_schema(pa.schema([schema.field(name) for name in bound.late]))}  # type: ignore[misc]
+        if self.outputs:
+            [schema] = inputs.values()
+            bound.outputs = {"late": format_schema(late_schema(schema))}  # type: ignore[misc]
         return bound
 
     fields: list[pa.Field]
@@ -103,8 +113,12 @@ class SessionTotals(Aggregates):
         self.end.set(batch, after.view("datetime64[us]"), where=(after != before) & (after != _NEVER))
         if self.early:
             yield self._produced(batch, fresh, where, begins, until, totals, False)
-        timeless[np.flatnonzero(~timeless)[~kept[session[known:]]]] = True
-        yield from self._sent_late(batch, timeless)
+        ends = np.where(timeless, NULL_TIME, 0)
+        begun = np.full(len(timeless), NULL_TIME)
+        timed = np.flatnonzero(~timeless)
+        begun[timed], ends[timed] = begins[session[known:]], until[session[known:]] + self.gap
+        timeless[timed[~kept[session[known:]]]] = True
+        yield from self._sent_late(batch, timeless, begun, ends)
 
     def _pieces(self, batch: Batch) -> tuple[Times, Times, list[pa.Array]]:
         """The times of the first and the last record of each piece, and its parts; if records come as they are, each
@@ -123,11 +137,17 @@ class SessionTotals(Aggregates):
             for part, column in zip(self.folding.parts, parts, strict=True)
         ]
 
-    def _sent_late(self, batch: Batch, late: Mask) -> Iterator[Timed]:
-        """Records, or pieces of them, that came too late."""
-        if late.any():
-            columns = [batch.column(name).filter(pa.array(late)) for name in self.late]
-            yield batch.timed(batch.output_to("late", *columns), batch.times[late])
+    def _sent_late(self, batch: Batch, late: Mask, begins: Times, ends: Times) -> Iterator[Timed]:
+        """Counts the records that came too late, and sends them on if somebody asked for them."""
+        if not late.any():
+            return
+        records = records_of(batch.rows, self.counter)[late]
+        timed = begins[late] != NULL_TIME
+        batch._note_late(Late(int(records.sum()), 0, int(records[timed].sum())))
+        if self.outputs:
+            rows = batch.rows.filter(pa.array(late))
+            made, times = late_records(rows, begins[late][timed], ends[late][timed], timed.astype(np.int64))
+            yield batch.timed(batch.output_to("late", *made.columns), times.view("datetime64[us]"))
 
     def _write(self, batch: Batch, places: Rows, starts: Times, lasts: Times, totals: list[pa.Array]) -> None:
         values = pa.StructArray.from_arrays([timestamps(lasts), *totals], fields=self.fields)

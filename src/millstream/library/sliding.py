@@ -16,6 +16,7 @@ from collections.abc import Iterator, Mapping
 import numpy as np
 import pyarrow as pa
 
+from millstream.library.lateness import WindowLateness, counter_of, records_of
 from millstream.library.parts import Aggregate
 from millstream.library.reduce import Rows, finder, reduce_ranges, reduce_runs
 from millstream.library.totals import Aggregates
@@ -27,6 +28,7 @@ from millstream.model.maps import Items, Map
 from millstream.model.timers import Timer
 from millstream.model.times import EVENT_TIME, NULL_TIME, Times, micros
 from millstream.model.types import format_schema
+from millstream.model.updates import EARLY
 
 _NEVER = np.iinfo(np.int64).max
 
@@ -36,12 +38,15 @@ class SlidingTotals(Aggregates):
 
     totals: Map  # type: ignore[assignment]
     end = Timer(EVENT_TIME)
+    late_rule: WindowLateness
 
     def __init__(
         self, aggregates: Mapping[str, Aggregate], window: Window, early: bool = False, lifted: bool = True
     ) -> None:
         super().__init__(aggregates, lifted)
         self.window, self.early = window, early
+        self.makes_updates = EARLY if early else ""
+        self.late_rule = WindowLateness(window, counter_of(aggregates) if lifted else None)
         self.stored_as = f"{window!r}: {self.stored_as}"
 
     def bind(self, inputs: Mapping[str, pa.Schema], key: tuple[str, ...]) -> Computation:
@@ -56,6 +61,13 @@ class SlidingTotals(Aggregates):
     def on_batch(self, batch: Batch) -> Iterator[Timed]:
         places = np.repeat(np.arange(len(batch)), batch.count())
         panes = micros_in(batch.column(START))
+        opened = NULL_TIME
+        if batch.watermark is not None:
+            mark = micros(batch.watermark)
+            opened = self.window.first_end(mark)
+            if len(panes) and self.window.first_end(int(panes.min())) <= mark:
+                rule = self.late_rule
+                batch._note_late(rule.in_part(panes, records_of(batch.rows, rule.counter), mark))
         order = np.lexsort((panes, places))
         places, panes = places[order], panes[order]
         starts = np.flatnonzero((np.diff(places, prepend=-1) != 0) | (np.diff(panes, prepend=NULL_TIME) != 0))
@@ -69,7 +81,6 @@ class SlidingTotals(Aggregates):
         present = folding.present(stored)
         totals = folding.combined(folding.stored(stored), new, present)
         self.totals.write(batch, places, timestamps(panes), folding.storable(totals))
-        opened = NULL_TIME if batch.watermark is None else self.window.first_end(micros(batch.watermark))
         self._wake(batch, places[~present], np.maximum(self.window.first_end(panes[~present]), opened))
         if self.early:
             yield from self._changed(batch, places, panes, opened)

@@ -32,6 +32,8 @@ class Aggregates(Computation):
     folding: Totals
     by_time = False
     """Whether what has an order goes by time."""
+    makes_updates = "a row for each key that an epoch changes, and each takes the place of the one before"
+    harm_of_updates = "would count every version of a row: a sum over the counts 1, 2 and 3 of a key would be 6, not 3"
 
     def __init__(self, aggregates: Mapping[str, Aggregate], lifted: bool = True) -> None:
         self.aggregates, self.lifted = aggregates, lifted

@@ -14,6 +14,7 @@ from collections.abc import Iterator, Mapping
 
 import pyarrow as pa
 
+from millstream.library.lateness import WindowLateness, counter_of
 from millstream.library.parts import Aggregate
 from millstream.library.totals import Aggregates
 from millstream.library.windows import END, START, Window, micros_in, timestamps
@@ -21,6 +22,7 @@ from millstream.model.batch import Batch, Timed, TimerBatch
 from millstream.model.timers import Timer
 from millstream.model.times import EVENT_TIME, Times
 from millstream.model.types import TIMESTAMP, format_schema
+from millstream.model.updates import EARLY
 
 FINAL = "final"
 
@@ -35,6 +37,8 @@ class TumblingTotals(Aggregates):
     ) -> None:
         super().__init__(aggregates, lifted)
         self.window, self.early = window, early
+        self.makes_updates = EARLY if early else ""
+        self.late_rule = WindowLateness(window, counter_of(aggregates) if lifted else None)
         self.stored_as = f"{window!r}: {self.stored_as}"
 
     def output_ddl(self, schema: pa.Schema, key: tuple[str, ...]) -> str:

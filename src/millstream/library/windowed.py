@@ -79,11 +79,12 @@ class WindowedStream:
         keep = late == "output" or on_error == DEAD_LETTER  # the step needs records as they are
         if keep and window.gap:
             window = session_window(window.gap, 1)  # each record is a piece
-        partial = combined(keyed, name, Partial(keyed.key, aggregates, window, keep))
+        partial = combined(keyed, name, Partial(keyed.key, aggregates, window, keep, late == "output"))
         arguments = (aggregates, window, early, not keep)
         step: SessionTotals | SlidingTotals | TumblingTotals
         if window.gap:
-            step, late = SessionTotals(*arguments), "process"  # it judges records itself
+            step = SessionTotals(*arguments, late == "output")
+            late = "process"  # it judges records itself
         elif window.size != window.every:
             step = SlidingTotals(*arguments)
         else:

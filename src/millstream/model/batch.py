@@ -25,6 +25,7 @@ import pyarrow.compute as pc
 
 from millstream.errors import UserError
 from millstream.model.arrays import array_from
+from millstream.model.lateness import Late
 from millstream.model.times import NULL_TIME, Times, moment, times_of
 from millstream.model.types import format_schema
 
@@ -162,6 +163,7 @@ class Batch:
         self._outputs = outputs
         self._watermark = watermark
         self.whole: Batch | None = None
+        self._late: list[Late] = []
         self.places: Rows = np.arange(0)
         self._key_names = tuple(key_names)
         self.inputs: dict[str, InputBatch] = dict(inputs)
@@ -208,6 +210,10 @@ class Batch:
         part = Batch(inputs, columns, self._key_names, self._outputs, self.epoch, self._watermark)
         part.whole, part.places = self, places
         return part
+
+    def _note_late(self, count: Late) -> None:
+        """Counts records that the computation has found to be late, or late for some of their windows."""
+        (self.whole or self)._late.append(count)
 
     def newest(self) -> npt.NDArray[np.datetime64]:
         """The newest event time of each key's records, over all inputs; NaT where there is none."""

@@ -172,7 +172,7 @@ class Change:
         keep: Callable[[pa.RecordBatch], Any] | None = None,
         map: Callable[[pa.RecordBatch], Any] | None = None,
         output: str | None = None,
-        late: str = "drop",
+        late: str | None = None,
         on_error: str = "stop",
         productions: str = "weak",
     ) -> None:
@@ -307,7 +307,7 @@ class Change:
         each = self.query.maps[name]
         if [given is not None for given in (function, keep, map)].count(True) != 1:
             raise UserError(f"replace {name!r}: it is a map; give one of a function, keep=... and map=...")
-        if function is not None and hasattr(each.fn, "keep"):  # of a filter, which stays one
+        if function is not None and callable(getattr(each.fn, "keep", None)):  # of a filter, which stays one
             keep = function
         elif function is not None:
             map = function

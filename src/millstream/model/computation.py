@@ -31,6 +31,7 @@ from millstream.model.batch_timers import BatchTimer, fire_batches
 from millstream.model.handles import Handle, batch_handle, record_handle
 from millstream.model.holds import BatchHold, Hold, RecordHold
 from millstream.model.kinds import BadState, Changed, State
+from millstream.model.lateness import AS_THEY_ARE, Late, LateRule
 from millstream.model.letters import Guarded, Letter, bounded, cause_text, timer_text
 from millstream.model.timers import Agenda, Due, RecordTimer, Timer
 from millstream.model.times import EVENT_TIME, NULL_TIME, Times, micros, moment
@@ -107,6 +108,15 @@ class Computation:
 
     takes_late: ClassVar[tuple[str, ...]] = ("drop", "process", "output")
     """What a step may do with late records without giving wrong results."""
+
+    makes_updates: str = ""
+    """What it produces, in words, if rows take the place of earlier ones (see `model.updates`); otherwise empty."""
+
+    harm_of_updates: str = ""
+    """What it would do with such rows, in words, if that would be wrong."""
+
+    late_rule: LateRule = AS_THEY_ARE
+    """How late records are counted, and what the output `late` has of them."""
 
     def __setattr__(self, name: str, value: Any) -> None:
         """Refuses `self.total = ...` where `total` is declared: it would hide the state, and be gone with the epoch."""
@@ -275,13 +285,15 @@ class StepFailure(RecordFailure):
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What a batch led to: productions by output, their event times, the handles that know what changed, and the
-    records that failed, if they become letters."""
+    """What a batch led to: productions by output, their event times, the handles that know what changed, the records
+    that failed, if they become letters, and those that were late."""
 
     productions: dict[str, pa.RecordBatch]
     times: dict[str, Times]
     handles: Mapping[str, Handle]
     letters: Sequence[Letter] = ()
+    late: Sequence[Late] = ()
+    """What the computation has said of late records itself."""
 
 
 def run_batch(
@@ -321,7 +333,7 @@ def run_batch(
         except Exception as error:
             raise RecordFailure(_key_of_misfit(batch, applied, schemas), "", error) from error
         return Outcome(productions, times, dict(cells), guard.letters if guard else ())
-    return Outcome(productions, times, handles)
+    return Outcome(productions, times, handles, late=tuple(batch._late))
 
 
 def setup(computation: Computation) -> None:

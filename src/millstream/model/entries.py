@@ -143,7 +143,7 @@ class KeyedEntries:
         *,
         state: str | type[object] = object,
         output: str,
-        late: str = "drop",
+        late: str | None = None,
         on_error: str = STOP,
         productions: str = "weak",
     ) -> Stream:
@@ -171,7 +171,7 @@ class KeyedEntries:
         state: str | type[object] = object,
         output: str = "",
         timer: str = EVENT_TIME,
-        late: str = "drop",
+        late: str | None = None,
         on_error: str = STOP,
         productions: str = "weak",
     ) -> Stream:
@@ -195,7 +195,7 @@ class KeyedEntries:
         state: str | type[object] = object,
         output: str = "",
         timer: str = EVENT_TIME,
-        late: str = "drop",
+        late: str | None = None,
         on_error: str = STOP,
         productions: str = "weak",
     ) -> Stream:

@@ -31,6 +31,7 @@ from millstream.model.computation import (
 from millstream.model.feedback import FeedbackNode, check_feedbacks, timed_feedbacks
 from millstream.model.holds import Hold
 from millstream.model.kinds import State
+from millstream.model.lateness import LateRule
 from millstream.model.letters import DEAD_LETTER, STOP
 from millstream.model.letters import SCHEMA as LETTERS
 from millstream.model.query import ONLY_INPUT, InputNode, MapNode, Query, SinkNode, StepNode, check_name
@@ -39,6 +40,7 @@ from millstream.model.timers import Timer
 from millstream.model.times import EVENT_TIME, EventTime
 from millstream.model.transform import Transform
 from millstream.model.types import check_key_type, format_schema, format_type
+from millstream.model.updates import check_updates
 
 
 @dataclass(frozen=True, slots=True)
@@ -238,6 +240,8 @@ def resolve(query: Query, schemas: Mapping[str, pa.Schema]) -> Graph:
     for source in sources:
         _check_columns(f"source {source.name!r}", source.schema)
     check_feedbacks(query)
+    for node in query.steps.values():
+        check_updates(query, node.name, tuple(given.stream for given in node.inputs), node.computation)
     for later in query.feedbacks.values():
         _check_columns(f"feedback {later.name!r}", later.schema)
     driven = set(times)  # streams whose time goes on by itself, and not only when something is fed back
@@ -285,7 +289,7 @@ def resolve(query: Query, schemas: Mapping[str, pa.Schema]) -> Graph:
         for schema in outputs.values():
             _check_columns(f"step {node.name!r}", schema)
         if node.late == "output":
-            outputs["late"] = _late_schema(node.name, inputs)
+            outputs["late"] = _late_schema(node.name, inputs, computation.late_rule)
         if node.on_error == DEAD_LETTER:
             outputs[DEAD_LETTER] = LETTERS
         timers = declared_timers(computation)
@@ -442,7 +446,7 @@ def _bound(node: StepNode, inputs: tuple[Input, ...]) -> Computation:
         raise UserError(f"step {node.name!r}: {error}") from error
 
 
-def _late_schema(step: str, inputs: tuple[Input, ...]) -> pa.Schema:
+def _late_schema(step: str, inputs: tuple[Input, ...], rule: LateRule) -> pa.Schema:
     schemas = [given.schema for given in inputs]
     if any(schema != schemas[0] for schema in schemas):
         raise UserError(
@@ -450,7 +454,7 @@ def _late_schema(step: str, inputs: tuple[Input, ...]) -> pa.Schema:
         )
     if all(given.time is None for given in inputs):
         raise UserError(f"step {step!r}: late='output', but no input has event time")
-    return schemas[0]
+    return rule.schema(schemas[0])
 
 
 def _input(node: StepNode, given: InputNode, streams: Mapping[str, pa.Schema], times: Mapping[str, str]) -> Input:

@@ -32,6 +32,7 @@ from millstream.model.times import EventTime
 from millstream.model.times import event_time as event_time_of
 from millstream.model.transform import Transform
 from millstream.model.types import parse_schema
+from millstream.model.updates import check_updates
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_\-]{0,99}\Z")
 
@@ -206,7 +207,7 @@ class Query:
         name: str,
         computation: type[Computation] | Computation,
         *,
-        late: str = "drop",
+        late: str | None = None,
         on_error: str = STOP,
         productions: str = "weak",
         **inputs: KeyedStream,
@@ -251,10 +252,11 @@ class Query:
         name: str,
         inputs: tuple[InputNode, ...],
         computation: type[Computation] | Computation,
-        late: str,
+        late: str | None,
         on_error: str,
         productions: str,
     ) -> Stream:
+        late = late or ("process" if all(self._is_late(given.stream) for given in inputs) else "drop")
         for option, given, known in (
             ("late", late, LATE),
             ("on_error", on_error, ON_ERROR),
@@ -270,6 +272,13 @@ class Query:
         if late not in checked.takes_late:
             fine = " or ".join(map(repr, checked.takes_late))
             raise UserError(f"step {name!r}: late={late!r}; {checked!r} would give wrong results: use {fine}")
+        try:
+            check_updates(self, name, tuple(given.stream for given in inputs), checked)
+        except UserError:
+            for each in inputs:  # what the library has put in front of the step goes with it
+                if each.stream.startswith(f"{name}-"):
+                    self.maps.pop(each.stream, None)
+            raise
         if late == "output" and "late" in checked.outputs:
             raise UserError(f"step {name!r}: late='output' makes an output 'late', and the computation declares one")
         if on_error == DEAD_LETTER and DEAD_LETTER in checked.outputs:
@@ -279,6 +288,13 @@ class Query:
             )
         self.steps[name] = StepNode(name, inputs, checked, late, on_error, productions)
         return Stream(self, (name,))
+
+    def _is_late(self, stream: str) -> bool:
+        """Whether a stream has nothing but records that were too late for a step."""
+        if stream in self.maps:
+            return all(map(self._is_late, self.maps[stream].streams))
+        step, _, output = stream.partition(".")
+        return output == "late" and step in self.steps
 
     def explain(self) -> str:
         """The levels of the query: what runs in which stage of an epoch's one Spark job.
@@ -499,7 +515,7 @@ class KeyedStream(KeyedEntries):
         name: str,
         computation: type[Computation] | Computation,
         *,
-        late: str = "drop",
+        late: str | None = None,
         on_error: str = STOP,
         productions: str = "weak",
     ) -> Stream:
@@ -507,7 +523,8 @@ class KeyedStream(KeyedEntries):
 
         `computation` is a class that needs no arguments, or an instance. `late` says what becomes of records that are
         older than the watermark of the epoch before, or have no event time: "drop" counts and drops them, "process"
-        treats them like others, and "output" sends them to the output `late`, unseen by the computation.
+        treats them like others, and "output" sends them to the output `late`, unseen by the computation, with their own
+        event time. The default is "process" for what reads nothing but an output `late`, else "drop".
 
         `on_error` says what becomes of a record that the computation fails on: "stop" stops the query; "dead_letter"
         sends it to the output `dead_letter` (step, key, record, error, epoch), and its key stays as before it.

@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, NewType
+from typing import Any, NamedTuple, NewType
 
 from millstream.errors import InvariantViolation, UserError
 from millstream.protocol.manifest import Edit, Manifest, SegmentRef
@@ -83,6 +83,20 @@ class Abort:
     reason: str
 
 
+class LateCount(NamedTuple):
+    """How many records were late for a step, how many for some of their windows only, and how many windows all of them
+    missed."""
+
+    records: int = 0
+    partly: int = 0
+    windows: int = 0
+
+    def __add__(self, other: object) -> LateCount:
+        if not isinstance(other, LateCount):
+            return NotImplemented
+        return LateCount(self.records + other.records, self.partly + other.partly, self.windows + other.windows)
+
+
 @dataclass(frozen=True, slots=True)
 class Output:
     """A stored object of productions of one stream, made by one slot; if it is fed back, with its least event time."""
@@ -115,7 +129,7 @@ class Commit:
     oldest: Epoch
     clocks: dict[str, SourceClock] = field(default_factory=dict)
     watermarks: dict[str, int] = field(default_factory=dict)
-    late: dict[str, int] = field(default_factory=dict)
+    late: dict[str, LateCount] = field(default_factory=dict)
     dead_letters: dict[str, int] = field(default_factory=dict)
     passed: dict[str, int] = field(default_factory=dict)
     workers: dict[str, tuple[int, ...]] | None = None
@@ -175,7 +189,7 @@ class History:
     clock_ms: int = 0
     clocks: dict[str, SourceClock] = field(default_factory=dict)
     watermarks: dict[str, int] = field(default_factory=dict)
-    late: dict[str, int] = field(default_factory=dict)
+    late: dict[str, LateCount] = field(default_factory=dict)
     dead_letters: dict[str, int] = field(default_factory=dict)
     passed: dict[str, int] = field(default_factory=dict)
     control: int = 0
@@ -283,7 +297,7 @@ class History:
             clock_ms=plan.clock_ms,
             clocks={**before.clocks, **commit.clocks},
             watermarks={**before.watermarks, **commit.watermarks},
-            late=_sums([before.late, commit.late]),
+            late=_late_together([before.late, commit.late]),
             dead_letters=_sums([before.dead_letters, commit.dead_letters]),
             passed={**before.passed, **commit.passed},
             control=plan.control,
@@ -334,6 +348,15 @@ def _applied(changed: Changed, epoch: Epoch) -> Applied:
         {**changed.steps, **dict.fromkeys(changed.maps)},
         changed.sources,
     )
+
+
+def _late_together(counts: Iterable[Mapping[str, LateCount]]) -> dict[str, LateCount]:
+    """Late records by step, added up."""
+    total: dict[str, LateCount] = {}
+    for each in counts:
+        for step, count in each.items():
+            total[step] = total.get(step, LateCount()) + count
+    return total
 
 
 def _sums(counts: Iterable[Mapping[str, int]]) -> dict[str, int]:
@@ -456,7 +479,7 @@ class Report:
     level: int = 1
     clocks: dict[str, SourceClock] = field(default_factory=dict)
     watermarks: dict[str, int] = field(default_factory=dict)
-    late: dict[str, int] = field(default_factory=dict)
+    late: dict[str, LateCount] = field(default_factory=dict)
     dead_letters: dict[str, int] = field(default_factory=dict)
     passed: dict[str, int] = field(default_factory=dict)
     samples: dict[str, tuple[bytes, ...]] = field(default_factory=dict)
@@ -485,7 +508,7 @@ class Accept:
     records: dict[str, int]
     clocks: dict[str, SourceClock] = field(default_factory=dict)
     watermarks: dict[str, int] = field(default_factory=dict)
-    late: dict[str, int] = field(default_factory=dict)
+    late: dict[str, LateCount] = field(default_factory=dict)
     dead_letters: dict[str, int] = field(default_factory=dict)
     passed: dict[str, int] = field(default_factory=dict)
 
@@ -542,7 +565,7 @@ def judge(slot_count: int, producers: int, reports: Sequence[Report], levels: in
         _sums(report.records for report in ordered),
         ordered[0].clocks,
         watermarks,
-        {step: count for step, count in _sums(report.late for report in ordered).items() if count},
+        {step: count for step, count in _late_together(report.late for report in ordered).items() if any(count)},
         {step: count for step, count in _sums(report.dead_letters for report in ordered).items() if count},
         passed,
     )

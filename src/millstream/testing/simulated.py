@@ -48,7 +48,7 @@ from millstream.model.times import micros, micros_of, moment
 from millstream.model.transform import Transform
 from millstream.model.types import parse_schema
 from millstream.protocol.compaction import Job
-from millstream.protocol.epochs import Epoch, Output, Report
+from millstream.protocol.epochs import Epoch, LateCount, Output, Report
 from millstream.protocol.layout import Layout
 from millstream.protocol.manifest import Edit
 from millstream.protocol.migration import AT_ONCE, MigrationPlan, Start
@@ -406,8 +406,13 @@ class Simulated:
         return moment(history.watermarks.get(step, NO_TIME))
 
     def late(self, step: str) -> int:
-        """How many records were too late for a step so far."""
-        return self.driver.journal.history.late.get(step, 0)
+        """How many records were too late for a step so far: for all of their windows, if it has any."""
+        return self.late_count(step).records
+
+    def late_count(self, step: str) -> LateCount:
+        """The same, with those that were late for some of their windows only (`partly`), and how many `windows` all of
+        them missed."""
+        return self.driver.journal.history.late.get(step, LateCount())
 
     def dead_letters(self, step: str) -> int:
         """How many records have failed in a step so far and become dead letters."""
