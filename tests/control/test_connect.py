@@ -18,6 +18,7 @@ from millstream.control.connect import Control
 from millstream.engine.described import described_graph
 from millstream.engine.driver import MOMENTS
 from millstream.protocol.keyspace import Range
+from millstream.protocol.steering import Cancel
 from millstream.store import names
 from millstream.store.control_log import ControlLog
 from millstream.store.journal import Journal
@@ -70,10 +71,10 @@ def test_the_status_is_what_is_committed(sim: Simulated) -> None:
     assert sorted(status.slots) == [0, 1]
     assert sum(status.slots.values()) == pytest.approx(status.state_bytes, abs=2)
     assert sorted(slot for slots in status.workers.values() for slot in slots) == [0, 1]
-    assert (status.commands, status.unheard) == ({}, 0)
+    assert (status.commands, status.unheard, status.driver_gone) == ({}, {}, "")
     sim.feed(words=WORDS)
     control.apply(control.plan_rescale(4))
-    assert (control.status().epoch, control.status().unheard) == (1, 1)
+    assert (control.status().epoch, control.status().unheard) == (1, {0: "rescale"})
     assert repr(control) == "<Control of 'words', epoch 1>"
 
 
@@ -331,17 +332,20 @@ def test_a_plan_of_another_query_is_refused(sim: Simulated) -> None:
 
 def test_what_is_not_under_way_cannot_be_cancelled(sim: Simulated) -> None:
     control = Control(sim.store)
-    asked = control.cancel(7)
+    with pytest.raises(ms.UserError, match=r"cancel\(7\): there is no command 7; none was ever sent"):
+        control.cancel(7)
+    done = control.apply(control.plan_rescale(4, strategy=ms.AllAtOnce()))
+    with pytest.raises(ms.UserError, match="there is no command 7; the last one is 0"):
+        control.cancel(7)
+    assert control.cancel(0).number == 1, "one that was not heard yet can be cancelled"
+    sim.feed(words=WORDS)
+    assert done.wait(0).state == "cancelled"
+    with pytest.raises(ms.UserError, match=r"command 0 \(rescale\) is not under way: it is cancelled"):
+        done.cancel()
+    ControlLog(sim.store).send("cancel", Cancel(7), 2)  # past the check
     sim.feed(words=WORDS)
     with pytest.raises(ms.UserError, match="command 7 is not under way: there is no such command"):
-        asked.wait(0)
-    done = control.apply(control.plan_rescale(4, strategy=ms.AllAtOnce()))
-    sim.feed(words=WORDS)
-    asked = done.cancel()
-    sim.feed(words=WORDS)
-    with pytest.raises(ms.UserError, match="command 1 is not under way: it is done"):
-        asked.wait(0)
-    assert done.wait(0).state == "done"
+        control.handle(2).wait(0)
 
 
 @pytest.mark.parametrize("data", [b"hello", b"", b"[" * 10**5, b'{"number": 0}', b"\xff" * 1000])
@@ -501,7 +505,8 @@ def test_threads_may_share_one_control(sim: Simulated) -> None:
 
     def ask() -> None:
         for _ in range(3):
-            handle = control.cancel(999)
+            number = ControlLog(sim.store).send("cancel", Cancel(999), sim.driver.journal.history.control)
+            handle = control.handle(number)
             with pytest.raises(ms.UserError, match="not under way"):
                 handle.wait(timeout=60)
             answered.append(handle.number)

@@ -7,6 +7,7 @@ import json
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -15,22 +16,26 @@ from collections.abc import Sequence
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 from click.testing import CliRunner, Result
 from rich.console import Console
 
 import millstream as ms
+from millstream.control import connect as connect_module
 from millstream.control import handle, watch
 from millstream.control.cli import main
 from millstream.control.connect import Control
 from millstream.control.control_commands import COMMANDS
-from millstream.control.overview import Overview
+from millstream.control.overview import Overview, Pulse, driver_gone
+from millstream.protocol.epochs import Attempt, Epoch, History, Plan
 from millstream.protocol.routing import RoutingTable
-from millstream.protocol.steering import STATES, Outcome
+from millstream.protocol.steering import STATES, Cancel, Outcome
 from millstream.protocol.strategies import PROTOCOLS
 from millstream.store import names
+from millstream.store.control_log import ControlLog
 from millstream.store.journal import JournalReader
 from millstream.store.objects import open_store
 from millstream.testing import Simulated
@@ -272,7 +277,7 @@ def test_a_command_is_cancelled_by_its_number(sim: Simulated) -> None:
     assert (outcomes[number].state, outcomes[number].done, outcomes[asked].state) == ("cancelled", 1, "done")
     with running(sim):
         refused = run("cancel", sim, str(number), "--timeout", "60", code=1)
-    assert f"command {number} is not under way: it is cancelled" in refused.stderr
+    assert f"command {number} (rescale) is not under way: it is cancelled" in refused.stderr
 
 
 def test_a_stale_plan_is_a_conflict(sim: Simulated, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -294,9 +299,10 @@ def test_without_a_driver_a_command_waits_and_says_so(sim: Simulated) -> None:
     late = run("rescale", sim, "4", "--timeout", "0", code=4)
     assert "command 0 has not been heard yet, after 0 s. No epoch was committed meanwhile" in late.stderr
     assert "stays in the control log" in late.stderr
-    error = told(run("cancel", sim, "9", "--timeout", "0", "--json", code=4))
+    error = told(run("drain", sim, "a", "--timeout", "0", "--json", code=4))
     assert (error["kind"], error["exit_code"]) == ("TimeoutError", 4)
-    assert "unheard    2 commands in the control log" in run("status", sim).stdout
+    assert "unheard    command 0 (rescale) in the control log" in run("status", sim).stdout
+    assert "unheard    command 1 (drain) in the control log" in run("status", sim).stdout
     sim.feed(words=WORDS)
     assert set(table(sim).slots) == {0, 1, 2, 3}
 
@@ -399,7 +405,7 @@ def test_the_token_comes_from_an_option_or_the_environment(tmp_path: Path, monke
 
 
 def test_what_was_refused_is_listed_with_its_sender(sim: Simulated) -> None:
-    assert "No command has been heard." in run("commands", sim).stdout
+    assert "No command has been sent." in run("commands", sim).stdout
     sim.store.put(names.command(0), b"hello")
     sim.feed(words=WORDS)
     text = run("commands", sim).stdout
@@ -417,7 +423,7 @@ def test_watch_tells_every_change_until_ctrl_c(sim: Simulated, monkeypatch: pyte
         nonlocal looks
         looks += 1
         if looks == 2:
-            Control(sim.store).cancel(5)
+            ControlLog(sim.store).send("cancel", Cancel(5))
         elif looks == 5:
             raise KeyboardInterrupt
         elif looks != 4:
@@ -447,7 +453,7 @@ def test_watch_ends_well_at_ctrl_c_in_a_process_of_its_own(sim: Simulated) -> No
 @pytest.mark.parametrize("width", [40, 80, 160])
 def test_the_picture_shows_slots_workers_and_progress(sim: Simulated, width: int) -> None:
     control = Control(sim.store)
-    control.cancel(7)
+    ControlLog(sim.store).send("cancel", Cancel(7))
     sim.feed(words=WORDS)
     rescaling = control.apply(control.plan_rescale(4, strategy=ms.Batched(8, merge=False)))
     sim.feed(words=WORDS)
@@ -509,3 +515,83 @@ def test_the_picture_shows_replicas(replicated: Simulated, width: int) -> None:
     if width >= 80:
         assert "each slot on 1 other worker" in text
         assert "B (also on b)" in text
+
+
+# -- without a driver
+
+
+@pytest.fixture
+def left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Simulated:
+    """A query whose driver's process has ended a while ago."""
+    store = tmp_path / "left"
+    code = (
+        "import sys, words\n"
+        "from millstream.store.objects import open_store\n"
+        "words.simulated(open_store(sys.argv[1])).feed(words=[('a',), ('b',)])\n"
+    )
+    tests = str(Path(__file__).parent.parent)
+    subprocess.run([sys.executable, "-c", code, str(store)], check=True, env={**os.environ, "PYTHONPATH": tests})
+    later = time.time_ns() + 20 * 10**9
+    monkeypatch.setattr(connect_module, "time", SimpleNamespace(time_ns=lambda: later))
+    return cast(Simulated, SimpleNamespace(store=open_store(str(store))))
+
+
+def test_a_command_without_a_driver_says_so_at_once_and_does_not_wait(left: Simulated) -> None:
+    sent = run("rescale", left, "4", code=4)
+    assert "Sent as command 0.\nNo driver is running: process " in sent.stdout
+    assert "has ended; its last commit was epoch 0, and it last wrote 20" in sent.stdout
+    assert "The command is carried out when one runs; --wait waits for that." in sent.stdout
+    answer = told(run("rescale", left, "3", "--json", code=4))
+    assert (answer["command"], answer["driver_gone"][:20]) == (1, "no driver is running")
+    run("rescale", left, "5", "--no-wait")
+    assert "command 3 has not been heard yet" in run("cancel", left, "2", "--wait", "--timeout", "0", code=4).stderr
+
+
+def test_a_command_that_cannot_be_meant_is_refused_without_a_driver_too(left: Simulated) -> None:
+    before = files(left.store)
+    assert "there is no command 99; none was ever sent" in run("cancel", left, "99", code=1).stderr
+    assert files(left.store) == before
+    run("rescale", left, "4", code=4)
+    assert "there is no command 99; the last one is 0" in run("cancel", left, "99", "--dry-run", code=1).stderr
+    assert "Would end: command 0 (rescale), not heard yet" in run("cancel", left, "0", "--dry-run").stdout
+
+
+def test_unheard_commands_are_listed_by_number_and_verb(left: Simulated) -> None:
+    for verb in (["rescale", "4"], ["merge", "0", "1"], ["cancel", "0"]):
+        run(verb[0], left, *verb[1:], code=4)
+    text = run("status", left).stdout
+    assert "unheard    command 0 (rescale) in the control log" in text
+    assert "unheard    command 2 (cancel) in the control log" in text
+    assert "driver     no driver is running: process " in text
+    assert "Command 1 (merge): not heard yet" in run("commands", left).stdout
+    assert told(run("commands", left, "--json"))["unheard"] == {"0": "rescale", "1": "merge", "2": "cancel"}
+    watched = run("watch", left, "--once").stdout
+    assert "command 1 (merge)" in watched
+
+
+@pytest.mark.parametrize(
+    ("owner", "beat_s", "planned", "silent_s", "gone"),
+    [
+        ("here:1", 1.0, False, 2, ""),
+        ("here:gone", 1.0, False, 2, ""),
+        ("here:gone", 1.0, False, 5, "no driver is running: process"),
+        ("here:gone", 60.0, False, 100, ""),
+        ("here:1", 1.0, False, 10, ""),
+        ("here:1", 1.0, False, 60, "no driver seems to be running: its last commit was epoch 7"),
+        ("there:1", 60.0, False, 150, ""),
+        ("there:1", 60.0, False, 300, "no driver seems to be running"),
+        ("there:1", 1.0, True, 60, ""),
+        ("there:1", 1.0, True, 900, "it last wrote 15 minutes ago"),
+    ],
+)
+def test_what_the_store_tells_of_the_driver(owner: str, beat_s: float, planned: bool, silent_s: int, gone: str) -> None:
+    ended = subprocess.Popen([sys.executable, "-c", ""])
+    ended.wait()
+    owner = owner.replace("here", socket.gethostname()).replace("gone", str(ended.pid))
+    plan = Plan(Epoch(8), Attempt(0), "q", "o", 0, {}) if planned else None
+    history = History(epoch=Epoch(7), owner=owner, beat_s=beat_s, plan=plan)
+    pulse = Pulse()
+    pulse.written_ms = 1_000_000
+    found = driver_gone(history, pulse, 1_000_000 + 1000 * silent_s)
+    assert gone in found
+    assert bool(gone) == bool(found)

@@ -4,8 +4,9 @@ Rules
 -----
 - With `--json`, standard output is one JSON object, also for errors: `error`, `kind`, `exit_code`. Only wrong usage and
   Ctrl-C are told as text alone.
-- A verb that changes something waits for its answer, unless it is told not to. Who stops waiting, by Ctrl-C or a
-  timeout, takes nothing back: the command is in the store.
+- A verb that changes something waits for its answer while a driver runs, unless it is told not to. Where no driver
+  runs, it says so at once, and waits only if it is told to. Who stops waiting takes nothing back: the command is in the
+  store.
 """
 
 from __future__ import annotations
@@ -71,7 +72,12 @@ TOKEN = click.option(
     help="The token that the query was started with, if it was. Rather set the variable: others can see arguments.",
 )
 WAITING = options_of(
-    click.option("--no-wait", is_flag=True, help="Do not wait for what becomes of it."),
+    click.option(
+        "--wait/--no-wait",
+        "wait",
+        default=None,
+        help="Wait for what becomes of it, or do not. By default it is waited for while a driver runs.",
+    ),
     click.option(
         "--timeout",
         type=click.FloatRange(min=0),
@@ -94,7 +100,7 @@ class Asked:
 
     control: Control
     as_json: bool
-    no_wait: bool = False
+    wait: bool | None = None
     timeout: float | None = None
     dry_run: bool = False
 
@@ -116,9 +122,15 @@ class Asked:
         """Waits for a command, unless it is not to be waited for, and tells what came of it."""
         told["command"] = handle.number
         self.say(f"Sent as command {handle.number}.")
-        if self.no_wait:
+        gone = self.control._gone(self.control._look())
+        if self.wait is False or (gone and self.wait is None and self.timeout is None):
+            if gone:
+                told["driver_gone"] = gone
+                self.say(
+                    f"{gone[0].upper()}{gone[1:]}. The command is carried out when one runs; --wait waits for that."
+                )
             self._finish(told)
-            return
+            click.get_current_context().exit(0 if self.wait is False else 4)
         try:
             with _shown(handle, self.as_json) as tell:
                 outcome = handle.wait(self.timeout, tell)
@@ -147,7 +159,7 @@ def verb(*options: Option) -> Callable[[Function], click.Command]:
             store: str,
             settings: tuple[tuple[str, str], ...],
             as_json: bool,
-            no_wait: bool = False,
+            wait: bool | None = None,
             timeout: float | None = None,
             dry_run: bool = False,
             token: str | None = None,
@@ -157,7 +169,7 @@ def verb(*options: Option) -> Callable[[Function], click.Command]:
 
             try:
                 control = connect(store, options=dict(settings), token=token or None)
-                function(Asked(control, as_json, no_wait, timeout, dry_run), **given)
+                function(Asked(control, as_json, wait, timeout, dry_run), **given)
             except (MillstreamError, TimeoutError) as error:
                 if as_json:
                     echo_json({"error": str(error), "kind": type(error).__name__, "exit_code": code_of(error)})

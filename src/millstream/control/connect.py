@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import pickle
 import threading
+import time
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, overload
 
@@ -18,7 +19,7 @@ import pyarrow as pa
 
 from millstream.control.handle import Handle
 from millstream.control.modify import Asking
-from millstream.control.overview import Overview, Pulse, live, overview_of
+from millstream.control.overview import Overview, Pulse, driver_gone, live, overview_of
 from millstream.control.verbs import Verbs, When, start_of
 from millstream.engine.bundles import Bundle
 from millstream.engine.by_value import by_value
@@ -33,7 +34,6 @@ from millstream.protocol.epochs import Epoch, History
 from millstream.protocol.migration import MigrationPlan
 from millstream.protocol.modification import Modification
 from millstream.protocol.steering import Ask
-from millstream.store import names
 from millstream.store.code import put_code
 from millstream.store.control_log import ControlLog
 from millstream.store.journal import JournalReader, history_at
@@ -97,9 +97,13 @@ class Control(Verbs):
         """What the store tells now."""
         history = self._look()
         self._plans = {outcome.number: plan for outcome in live(history) if (plan := self._plan(outcome.number))}
-        numbers = [names.command_number(item.name) for item in self._reader.store.list(names.CONTROL)]
-        unheard = sum(number is not None and number >= history.control for number in numbers)
-        return overview_of(history, self._pulse, self._plans, unheard)
+        return overview_of(history, self._pulse, self._plans, self._unheard(history), self._gone(history))
+
+    def _gone(self, history: History) -> str:
+        return driver_gone(history, self._pulse, time.time_ns() // 10**6)
+
+    def _unheard(self, history: History) -> dict[int, str]:
+        return self._log.unheard(history.control)
 
     def replicas(self) -> ReplicaFacts:
         """Who holds the state of which slots beside their own workers, as of the last commit; how far that is behind,

@@ -90,8 +90,8 @@ def status(asked: Asked) -> None:
     """Show how a query stands.
 
     STORE is what the query was started with: a directory, or an s3://, gs:// or az:// URI. Shown are epoch, slots,
-    workers, replicas, watermarks and commands under way, as of the last commit. The store cannot tell whether a driver
-    runs, but when one last wrote.
+    workers, replicas, watermarks and commands under way, as of the last commit; and whether a driver seems to run, by
+    when one last wrote.
     """
     from millstream.control.watch import lines
 
@@ -129,17 +129,20 @@ def watch(asked: Asked, once: bool, every: float) -> None:
 def commands(asked: Asked) -> None:
     """List what became of commands.
 
-    Of those that were sent to the query of STORE, all that are under way, and the last 128 that are over.
+    Of those that were sent to the query of STORE, all that are under way or not heard yet, and the last 128 that are
+    over.
     """
-    outcomes = asked.control.commands()
+    outcomes, unheard = asked.control.commands(), asked.control.status().unheard
     if asked.as_json:
-        echo_json({"commands": outcomes})
+        echo_json({"commands": outcomes, "unheard": unheard})
         return
     for outcome in outcomes:
         click.echo(sentence(outcome))
         click.echo(f"  {_when(outcome.at_ms)}{outcome.sender or 'the sender is not known'}")
-    if not outcomes:
-        click.echo("No command has been heard.")
+    for number, name in unheard.items():
+        click.echo(f"Command {number} ({name}): not heard yet")
+    if not outcomes and not unheard:
+        click.echo("No command has been sent.")
 
 
 @verb(click.argument("slots", type=click.IntRange(min=1)), _PLANNING, WAITING, TOKEN)
@@ -286,11 +289,13 @@ def cancel(asked: Asked, number: int) -> None:
     Command NUMBER ends after the rounds that it has done by then. What has moved stays where it is.
     """
     if asked.dry_run:
-        known = next((outcome for outcome in asked.control.commands() if outcome.number == number), None)
-        if known is None or known.over:
-            found = f"it is {known.state}" if known else "there is no such command, or it ended long ago"
-            raise UserError(f"command {number} is not under way: {found}")
-        asked.say(f"Would end: {sentence(known)}")
+        history = asked.control._look()
+        trouble = asked.control._not_to_cancel(number, history)
+        if trouble:
+            raise UserError(trouble)
+        known = history.outcomes.get(number)
+        unheard = asked.control._unheard(history)
+        asked.say(f"Would end: {sentence(known) if known else f'command {number} ({unheard[number]}), not heard yet'}")
         if asked.as_json:
             echo_json({"dry_run": True, "command": None, "outcome": known})
         return

@@ -156,7 +156,7 @@ def modify(
     --drop. If several steps are replaced, say STEP.STATE. All names are those of before the change. One command makes
     one insertion; Python makes several at once: millstream.connect(STORE).modify().
     """
-    if asked.dry_run and asked.no_wait:
+    if asked.dry_run and asked.wait is False:
         raise click.UsageError("--dry-run waits for what the driver says; leave out --no-wait")
     if not any((replaced, sources, shadows, cuts, inserted, filters, maps, sinks, removed, renamed)):
         raise click.UsageError(
@@ -329,7 +329,7 @@ def revert(asked: Asked, number: int) -> None:
     history` lists as committed. What later ones have changed in turn must be undone before it. State that it dropped
     begins empty; where it converted state, or took out a source, it cannot be undone.
     """
-    if asked.dry_run and asked.no_wait:
+    if asked.dry_run and asked.wait is False:
         raise click.UsageError("--dry-run waits for what the driver says; leave out --no-wait")
     handle = asked.control.revert(number, trial=asked.dry_run)
     asked.follow(handle, {"reverts": number, "dry_run": asked.dry_run, "command": None, "outcome": None})

@@ -9,6 +9,8 @@ Rules
 
 from __future__ import annotations
 
+import os
+import socket
 from collections import Counter, deque
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -26,6 +28,12 @@ from millstream.protocol.time import slowest_partition
 from millstream.store.journal import Envelope
 
 _REMEMBERED = 32
+_BEATS = 3
+"""After how many epochs' time without a word a driver whose process has ended is not coming back."""
+_PAUSE_S = 15.0
+"""How much longer one is waited for whose process cannot be seen."""
+_RUNNING_S = 300.0
+"""The same while an epoch has been planned that may be running."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,8 +81,10 @@ class Overview:
     """The time in the last epoch's plan."""
     commands: dict[int, Progress]
     """The commands that are under way, and how far each has come."""
-    unheard: int
-    """How many commands stand in the control log that no committed epoch has heard."""
+    unheard: dict[int, str]
+    """The commands in the control log that no committed epoch has heard: number and verb."""
+    driver_gone: str
+    """Why no driver seems to run the query; empty if one does, as far as the store can tell."""
 
     @property
     def lags(self) -> dict[str, timedelta]:
@@ -139,7 +149,40 @@ class Pulse:
         return sum(count for _, count in list(self._commits)[1:]) / took_ms * 1000 if took_ms > 0 else 0.0
 
 
-def overview_of(history: History, pulse: Pulse, plans: Mapping[int, MigrationPlan], unheard: int) -> Overview:
+def driver_gone(history: History, pulse: Pulse, now_ms: int) -> str:
+    """Why no driver seems to run a query; empty if one does.
+
+    The journal says when a driver last wrote, how long it is between two epochs, and which process it is. A process of
+    this host that has ended is no driver. One that has not written for much longer than an epoch takes is taken for
+    gone; an epoch that has been planned may take longer.
+    """
+    silent_s = max(0.0, (now_ms - pulse.written_ms) / 1000)
+    beats_s = _BEATS * (history.beat_s + pulse.epoch_ms / 1000)
+    host, _, process = history.owner.rpartition(":")
+    ended = host == socket.gethostname() and process.isdigit() and not _is_alive(int(process))
+    limit_s = beats_s if ended else beats_s + (_RUNNING_S if history.plan is not None else _PAUSE_S)
+    if silent_s <= limit_s:
+        return ""
+    last = f"its last commit was epoch {history.epoch}" if history.epoch >= 0 else "it has committed no epoch"
+    ago = f"{duration_text(silent_s)} ago"
+    if ended:
+        return f"no driver is running: process {process} has ended; {last}, and it last wrote {ago}"
+    return f"no driver seems to be running: {last}, and it last wrote {ago}"
+
+
+def _is_alive(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    except OSError:  # it is somebody else's
+        return True
+    return True
+
+
+def overview_of(
+    history: History, pulse: Pulse, plans: Mapping[int, MigrationPlan], unheard: Mapping[int, str], gone: str = ""
+) -> Overview:
     """The overview of a query whose commands under way have these plans, as far as they are known."""
     segments = list(history.manifest.segments())
     recent = history.recent.get(history.epoch)
@@ -167,7 +210,8 @@ def overview_of(history: History, pulse: Pulse, plans: Mapping[int, MigrationPla
         dict(history.dead_letters),
         moment(history.clock_ms * 1000) if history.clock_ms else None,
         {outcome.number: progress_of(outcome, plans.get(outcome.number), history.epoch) for outcome in live(history)},
-        unheard,
+        dict(unheard),
+        gone,
     )
 
 

@@ -496,6 +496,9 @@ class RunningQuery(Verbs):
         self._ticker.hurry()
         return number
 
+    def _unheard(self, history: History) -> dict[int, str]:
+        return self._driver.listener.log.unheard(history.control)
+
     def _store_id(self) -> str:
         return self._driver.journal.store_id
 

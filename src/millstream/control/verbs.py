@@ -56,6 +56,14 @@ class Verbs:
     def _store_id(self) -> str:
         raise NotImplementedError
 
+    def _unheard(self, history: History) -> dict[int, str]:
+        """The commands that the driver has not heard: number and verb."""
+        raise NotImplementedError
+
+    def _gone(self, history: History) -> str:
+        """Why no driver seems to run, if that is known."""
+        return ""
+
     def _ended(self) -> str:
         """Why nobody will hear a command, if that is known."""
         return ""
@@ -202,7 +210,24 @@ class Verbs:
         """
         if isinstance(number, bool) or not isinstance(number, int) or number < 0:
             raise UserError(f"cancel({number!r}): give the number of a command")
+        history = self._look()
+        trouble = self._not_to_cancel(number, history)
+        if trouble:
+            raise UserError(f"cancel({number}): {trouble}")
         return self._handle(self._sent("cancel", Cancel(number)))
+
+    def _not_to_cancel(self, number: int, history: History) -> str:
+        """Why a command cannot be meant; empty if it can."""
+        known = history.outcomes.get(number)
+        if known is not None:
+            return f"command {number} ({known.verb}) is not under way: it is {known.state}" if known.over else ""
+        if number < history.control:
+            return f"command {number} ended long ago"
+        unheard = self._unheard(history)
+        if number in unheard:
+            return ""
+        last = max([*unheard, history.control - 1])
+        return f"there is no command {number}; " + (f"the last one is {last}" if last >= 0 else "none was ever sent")
 
     def revert(self, number: int, *, trial: bool = False) -> Handle:
         """Asks for a modification to be undone: for the graph to be as if it had not been made.

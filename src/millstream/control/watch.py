@@ -58,16 +58,17 @@ def _print(control: Control, every: float, as_json: bool) -> None:
     shown: Overview | None = None
     while True:
         overview = control.status()
-        if shown is None or (shown.epoch, shown.generation, shown.commands, shown.unheard) != (
-            overview.epoch,
-            overview.generation,
-            overview.commands,
-            overview.unheard,
-        ):
+        if shown is None or _state(shown) != _state(overview):
             click.echo(_encoded(overview) if as_json else line(overview))
             sys.stdout.flush()
             shown = overview
         time.sleep(every)
+
+
+def _state(overview: Overview) -> tuple[object, ...]:
+    """What is worth another line when it changes."""
+    gone = bool(overview.driver_gone)  # its text says how long ago, which goes on changing
+    return overview.epoch, overview.generation, overview.commands, overview.unheard, gone
 
 
 def _draw(control: Control, every: float) -> None:
@@ -94,7 +95,9 @@ def line(overview: Overview) -> str:
     ]
     parts += [f"command {number} {progress}" for number, progress in overview.commands.items()]
     if overview.unheard:
-        parts.append(f"{overview.unheard} not heard yet")
+        parts.append(f"{len(overview.unheard)} not heard yet")
+    if overview.driver_gone:
+        parts.append(overview.driver_gone)
     return "; ".join(parts)
 
 
@@ -102,6 +105,8 @@ def lines(overview: Overview) -> Iterator[str]:
     """An overview in a few lines."""
     yield f"query      {overview.name}"
     yield f"epoch      {overview.epoch}, last write {_ago(overview.written)}, generation {overview.generation}"
+    if overview.driver_gone:
+        yield f"driver     {overview.driver_gone}"
     yield f"records    {overview.records_per_second:,.0f} a second; " + (
         ", ".join(f"{step} {count:,d}" for step, count in overview.records.items()) or "none in the last epoch"
     )
@@ -123,8 +128,8 @@ def lines(overview: Overview) -> Iterator[str]:
             yield f"{what:9}  {step}: {count:,d}"
     for number, progress in overview.commands.items():
         yield f"command    {number} {progress}"
-    if overview.unheard:
-        yield f"unheard    {_count(overview.unheard, 'command')} in the control log"
+    for number, name in overview.unheard.items():
+        yield f"unheard    command {number} ({name}) in the control log"
 
 
 def _placed(overview: Overview) -> dict[str, list[int]]:
@@ -203,7 +208,10 @@ def _facts(overview: Overview) -> Table:
     for name, mark in list(overview.watermarks.items())[:_MOST]:
         facts.add_row("watermark", f"{name}   {_mark(overview, name, mark)}")
     if overview.unheard:
-        facts.add_row("unheard", Text(_count(overview.unheard, "command"), style="yellow"))
+        names = _some([f"command {number} ({name})" for number, name in overview.unheard.items()])
+        facts.add_row("unheard", Text(names, style="yellow"))
+    if overview.driver_gone:
+        facts.add_row("driver", Text(overview.driver_gone, style="red"))
     return facts
 
 

@@ -154,6 +154,8 @@ class Options:
     by_load: bool = False
     adapt: Policy | None = None
     adapt_dry_run: bool = False
+    beat_s: float = 1.0
+    """How long it is from one epoch to the next when there is nothing to do."""
 
 
 @dataclass(slots=True)
@@ -249,7 +251,7 @@ class Driver:
     def claim(self) -> None:
         """Takes the store over, and ends an attempt that an earlier driver left open."""
         self.listener.log.guard()
-        self.journal.claim(self.options.fetch_limit)
+        self.journal.claim(self.options.fetch_limit, self.options.beat_s)
         self._since_ms = max(self._clock(), self.journal.history.clock_ms)
         left = self.journal.history.plan
         if left is not None:

@@ -39,12 +39,14 @@ NO_EPOCH = Epoch(-1)
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """A driver takes the store over; any driver of a lower generation stops. `fetch_limit` is what its workers may
+    """A driver takes the store over; any driver of a lower generation stops. `owner` is its host and process, and
+    `beat_s` the time between two epochs when there is nothing to do. `fetch_limit` is what its workers may
     fetch in a second, in bytes; 0 is no limit."""
 
     generation: Generation
     owner: str
     fetch_limit: int = 0
+    beat_s: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,6 +198,9 @@ class History:
     outcomes: dict[int, Outcome] = field(default_factory=dict)
     workers: dict[str, tuple[int, ...]] = field(default_factory=dict)
     fetch_limit: int = 0
+    owner: str = ""
+    """Host and process of the newest driver."""
+    beat_s: float = 1.0
     modified: tuple[Applied, ...] = ()
     samples: dict[str, tuple[bytes, ...]] = field(default_factory=dict)
     took_ms: int = 0
@@ -226,7 +231,13 @@ class History:
             case Claim():
                 if entry.generation <= self.generation:
                     raise InvariantViolation(f"claim {entry.generation} after claim {self.generation}")
-                return replace(self, generation=entry.generation, fetch_limit=entry.fetch_limit)
+                return replace(
+                    self,
+                    generation=entry.generation,
+                    fetch_limit=entry.fetch_limit,
+                    owner=entry.owner,
+                    beat_s=entry.beat_s,
+                )
             case Plan():
                 if entry.epoch != self.epoch + 1 or entry.attempt != self.attempts:
                     raise InvariantViolation(

@@ -17,9 +17,11 @@ from contextlib import contextmanager
 from typing import Any
 
 import pyspark
+from py4j.protocol import Py4JError
 from pyspark.sql import SparkSession
 
 from millstream.errors import UserError
+from millstream.spark.ticker import EVERY_S
 
 SETTINGS: dict[str, tuple[str, str]] = {
     "spark.shuffle.reduceLocality.enabled": (
@@ -168,14 +170,25 @@ def pause_trouble(spark: SparkSession, settings: Mapping[str, str], trigger: Map
     jvm: Any = spark.sparkContext._jvm
     idle = settings.get("spark.dynamicAllocation.executorIdleTimeout", "60s")
     after_s = jvm.org.apache.spark.network.util.JavaUtils.timeStringAsSec(idle)
-    apart_ms = jvm.org.apache.spark.sql.streaming.Trigger.ProcessingTime(str(trigger["processingTime"])).intervalMs()
-    if apart_ms < 1000 * after_s:
+    if between_epochs(spark, trigger) < after_s:
         return ""
     return (
         f"epochs are {trigger['processingTime']} apart, and Spark takes executors away that have been idle for {idle} "
         "(spark.dynamicAllocation.executorIdleTimeout): each epoch would begin with workers that hold no state. Set a "
         "longer time, or spark.dynamicAllocation.minExecutors"
     )
+
+
+def between_epochs(spark: SparkSession, trigger: Mapping[str, Any]) -> float:
+    """How many seconds it is from one epoch to the next when there is nothing to do."""
+    if "processingTime" not in trigger:
+        return EVERY_S
+    try:
+        jvm: Any = spark.sparkContext._jvm
+        interval = jvm.org.apache.spark.sql.streaming.Trigger.ProcessingTime(str(trigger["processingTime"]))
+        return max(EVERY_S, float(interval.intervalMs()) / 1000)
+    except Py4JError:  # Spark refuses it, and says why, when the stream begins
+        return EVERY_S
 
 
 _LOCK = threading.Lock()

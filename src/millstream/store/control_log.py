@@ -126,6 +126,17 @@ class ControlLog:
         ask = _asked(command)
         return replace(told, trouble=ask) if isinstance(ask, str) else replace(told, ask=ask)
 
+    def unheard(self, from_number: int) -> dict[int, str]:
+        """The commands from a number on, which the driver has not heard: number and verb."""
+        found = {}
+        for item in self.store.list(names.CONTROL):
+            number = names.command_number(item.name)
+            if number is not None and number >= from_number:
+                data = self.store.get(item.name)
+                command = None if data is None else _decoded(data)
+                found[number] = _line(command.verb, 40) if isinstance(command, Command) else "?"
+        return dict(sorted(found.items()))
+
     def read(self, number: int) -> MigrationPlan | Modification | None:
         """What a command that the driver has taken on asks for: no seal is looked at again."""
         data = self.store.get(names.command(number))

@@ -194,13 +194,13 @@ class Journal(JournalReader):
 
     # -- writing
 
-    def claim(self, fetch_limit: int = 0) -> None:
+    def claim(self, fetch_limit: int = 0, beat_s: float = 1.0) -> None:
         """Takes the store over: every older driver is fenced from here on."""
         for _ in range(64):
             generation = Generation(self.history.generation + 1)
             self._generation = generation
             try:
-                self.append(Claim(generation, f"{socket.gethostname()}:{os.getpid()}", fetch_limit))
+                self.append(Claim(generation, f"{socket.gethostname()}:{os.getpid()}", fetch_limit, beat_s))
                 return
             except Fenced:  # another driver claimed at the same moment: read on and claim above it
                 self._forget()
@@ -401,6 +401,8 @@ def _encode_history(history: History) -> bytes:
         "outcomes": history.outcomes,
         "workers": history.workers,
         "fetch_limit": history.fetch_limit,
+        "owner": history.owner,
+        "beat_s": history.beat_s,
         "modified": history.modified,
         "samples": history.samples,
         "tried": history.tried,
