@@ -50,6 +50,7 @@ from millstream.protocol.modification import Modification
 from millstream.protocol.steering import Ask
 from millstream.spark.checkpoint import offsets_digest, query_id
 from millstream.spark.frames import state_frame
+from millstream.spark.quiet import quiet_stop
 from millstream.spark.session import prepared_session
 from millstream.spark.sources import Sources, backlog_of, first_lines, only
 from millstream.spark.ticker import SOON_S, Ticker
@@ -237,15 +238,19 @@ class RunningQuery(Verbs):
         return writer
 
     def _end_stream(self, stream: StreamingQuery, epoch: Epoch) -> None:
-        """Ends a stream whose sources are no longer those that should be read; the watcher opens another. It waits for
-        Spark to note its last epoch, which would be delivered again otherwise."""
-        deadline = time.monotonic() + _NOTED_S
+        """Ends a stream whose sources are no longer those that should be read; the watcher opens another."""
         try:
-            while self._finished() < epoch and time.monotonic() < deadline:
-                time.sleep(_POLL_S / 5)
-            stream.stop()
+            with quiet_stop(self._spark, stream):
+                self._stop_stream(stream, epoch)
         except Exception as error:  # Spark, or the way to it, is gone: the watcher sees that, too
             _LOG.debug("could not end the stream: %s", error)
+
+    def _stop_stream(self, stream: StreamingQuery, epoch: Epoch) -> None:
+        """Stops a stream once Spark has noted its last epoch, which would be delivered again otherwise."""
+        deadline = time.monotonic() + _NOTED_S
+        while stream.isActive and self._finished() < epoch and time.monotonic() < deadline:
+            time.sleep(_POLL_S / 5)
+        stream.stop()
 
     def _start_stream(self, writer: DataStreamWriter) -> StreamingQuery:
         session, now = self._sources.session, "availableNow" in self._trigger
@@ -433,15 +438,17 @@ class RunningQuery(Verbs):
     def stop(self) -> None:
         """Stops the query after the epoch that is being run. Returns when it has stopped."""
         self._refuse_inside("stop()")
-        with self._between:
-            self._stopping = True
-            while self._busy:
-                self._between.wait(_POLL_S)
-        try:
-            self._spark_query.stop()
-            self._watcher.join()
-        finally:
-            self._close()
+        self._ticker.close()
+        with quiet_stop(self._spark, self._spark_query):
+            with self._between:
+                self._stopping = True
+                while self._busy:
+                    self._between.wait(_POLL_S)
+            try:
+                self._stop_stream(self._spark_query, Epoch(self._delivered))
+                self._watcher.join()
+            finally:
+                self._close()
 
     def state(self, step: str, epoch: int | None = None, state: str | None = None) -> DataFrame:
         """The state of a step as a DataFrame: the key's columns, and the value under the state's name.

@@ -30,6 +30,7 @@ from millstream.protocol.epochs import check_start
 from millstream.protocol.keyspace import DEFAULT_BIN_BITS
 from millstream.spark.checkpoint import last_finished, query_id
 from millstream.spark.executor import SparkExecutor
+from millstream.spark.quiet import silence
 from millstream.spark.session import between_epochs, check_session, pause_trouble
 from millstream.spark.sinks import SparkDeliverer
 from millstream.spark.sources import Sources
@@ -128,6 +129,7 @@ class Query(QueryData):
         )
         chosen = _trigger(trigger)
         check_session(spark)
+        silence(spark)
         options = replace(options, beat_s=between_epochs(spark, chosen))
         if trouble := pause_trouble(spark, dict(spark.sparkContext.getConf().getAll()), chosen):
             _LOG.warning("%s", trouble)

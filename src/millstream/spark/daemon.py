@@ -8,27 +8,40 @@ Rules
 - Spark has every worker collect garbage after each task. What was imported here is none, and is not looked at again.
 - Nothing is started and nothing is opened here: a fork must not share a lock or a file with others.
 - Forks are not alike: each begins with a seed of its own for numpy's random numbers, as Python's own are by themselves.
+- A worker whose executor has closed its socket, because it stops, ends without a word.
 """
 
 from __future__ import annotations
 
 import gc
 import os
+from typing import Any
 
 import numpy as np
 import pandas as pd  # noqa: F401 (pyarrow imports it as soon as it converts anything)
-from pyspark.daemon import manager
+from pyspark import daemon
 
 import millstream.engine.host
 import millstream.spark.tasks  # noqa: F401
+
+_worker = daemon.worker
+
+
+def _serve(sock: Any, authenticated: bool) -> Any:
+    """As Spark's worker serves a socket, but for the traceback if nobody is at its other end any more."""
+    try:
+        return _worker(sock, authenticated)
+    except BrokenPipeError:
+        return 1
 
 
 def main() -> None:
     """Serves forks until Spark ends it."""
     os.register_at_fork(after_in_child=np.random.seed)
+    daemon.worker = _serve
     gc.collect()
     gc.freeze()
-    manager()
+    daemon.manager()
 
 
 if __name__ == "__main__":
