@@ -75,7 +75,7 @@ class WithoutSpark(RunningQuery):
 
 def test_tasks_that_ran_elsewhere_are_added_up_for_the_status(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(running, "query_id", lambda spark, checkpoint: "query")
-    monkeypatch.setattr(running, "offsets_digest", lambda spark, checkpoint, epoch: "")
+    monkeypatch.setattr(running, "read_offsets", lambda spark, checkpoint, epoch: b"")
     monkeypatch.setattr(running, "only", lambda frame, reading, wanted: frame)
     sim = simulated(workers=("a", "b"))
     executor: Any = sim.driver.executor

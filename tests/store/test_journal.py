@@ -294,8 +294,7 @@ def test_entries_are_kept_while_the_snapshot_that_replaces_them_cannot_be_read(
     for item in list(store.list(names.SNAPSHOTS)):
         store.delete([item.name])
         store.put(item.name, b"damaged")
-    with pytest.raises(DamagedObject, match="snapshots/"):
-        journal.obsolete()
+    assert journal.obsolete() == []
 
 
 # -- those who only look
@@ -351,3 +350,56 @@ def test_looking_at_what_is_no_store_makes_none() -> None:
     Journal.open(store)
     with pytest.raises(UserError, match="none was ever started"):
         JournalReader.look(store)
+
+
+def damaged_snapshot(store: ObjectStore, number: int) -> str:
+    """Damages the snapshot of this place, from the newest on; its name."""
+    name = sorted((item.name for item in store.list(names.SNAPSHOTS)), key=names.snapshot_number)[-1 - number]
+    data = bytearray(store.get(name) or b"")
+    data[len(data) // 2] ^= 1
+    store.delete([name])
+    store.put(name, data)
+    return name
+
+
+@pytest.mark.parametrize("newest", [True, False])
+def test_a_damaged_snapshot_is_passed_over(newest: bool, caplog: pytest.LogCaptureFixture) -> None:
+    store = open_store("memory://")
+    written = Journal.open(store)
+    written.claim()
+    run(written, 0, 150)
+    many = sum(1 for _ in store.list(names.SNAPSHOTS))
+    assert many > 2
+    name = damaged_snapshot(store, 0 if newest else 1)
+    read = Journal.open(store)
+    assert read.history == written.history
+    assert history_at(store, Epoch(149)).epoch == 149
+    if newest:
+        assert f"{name} is damaged: found digest" in caplog.text
+        read.claim()
+        assert sum(1 for _ in store.list(names.SNAPSHOTS)) == many + 1, "another one is written at once"
+        caplog.clear()
+        assert Journal.open(store).history == read.history
+    assert caplog.text == "", "and nobody looks at the damaged one again"
+
+
+def test_all_snapshots_may_be_damaged_while_all_entries_are_there() -> None:
+    store = open_store("memory://")
+    written = Journal.open(store)
+    written.claim()
+    run(written, 0, 150)
+    for number in range(sum(1 for _ in store.list(names.SNAPSHOTS))):
+        damaged_snapshot(store, number)
+    assert Journal.open(store).history == written.history
+
+
+def test_a_damaged_snapshot_whose_entries_are_gone_is_refused() -> None:
+    store = open_store("memory://")
+    written = Journal.open(store)
+    written.claim()
+    run(written, 0, 150)
+    for number in range(sum(1 for _ in store.list(names.SNAPSHOTS))):
+        damaged_snapshot(store, number)
+    store.delete([names.journal_entry(0)])
+    with pytest.raises(DamagedObject, match="snapshots/"):
+        Journal.open(store)

@@ -19,6 +19,7 @@ import logging
 import signal
 import threading
 import time
+import zlib
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
@@ -48,14 +49,14 @@ from millstream.model.times import moment
 from millstream.protocol.epochs import Epoch, History
 from millstream.protocol.modification import Modification
 from millstream.protocol.steering import Ask
-from millstream.spark.checkpoint import offsets_digest, query_id
+from millstream.spark.checkpoint import damage_told, query_id, read_offsets
 from millstream.spark.frames import state_frame
 from millstream.spark.quiet import quiet_stop
 from millstream.spark.session import prepared_session
 from millstream.spark.sources import Sources, backlog_of, first_lines, only
 from millstream.spark.ticker import SOON_S, Ticker
 from millstream.store.code import put_code
-from millstream.store.journal import Journal, history_at
+from millstream.store.journal import Journal, digest_of, history_at
 
 _POLL_S = 0.05
 _NOTED_S = 5.0
@@ -198,8 +199,14 @@ class RunningQuery(Verbs):
             reading = list(self._reading)
             if self._driver.adapter is not None:
                 self._driver.backlog = self._backlog()
-            offsets = offsets_digest(self._spark, self._checkpoint, batch_id)
-            self._driver.run_epoch(epoch, self._query_id, offsets, lambda wanted: only(frame, reading, wanted))
+            offsets = read_offsets(self._spark, self._checkpoint, batch_id)
+            self._driver.run_epoch(
+                epoch,
+                self._query_id,
+                digest_of(offsets),
+                lambda wanted: only(frame, reading, wanted),
+                zlib.compress(offsets),
+            )
             if self._driver.last is not None and self._driver.last is not before:
                 self.recent.append(self._driver.last)
                 self._elsewhere += self._driver.last.elsewhere
@@ -552,7 +559,8 @@ class RunningQuery(Verbs):
                 "stopped under the query. Start the query again: it goes on from its last commit"
             ) from error
         if isinstance(problem, StreamingQueryException):
-            raise UserError(f"Spark ended the query {self.name!r}: {first_lines(problem)}") from problem
+            text = first_lines(problem)
+            raise UserError(f"Spark ended the query {self.name!r}: {text}{damage_told(text)}") from problem
 
 
 def _writer(

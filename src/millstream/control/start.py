@@ -28,7 +28,7 @@ from millstream.protocol.adaptation import Adaptive, Policy
 from millstream.protocol.compaction import DEFAULT_BUDGET
 from millstream.protocol.epochs import check_start
 from millstream.protocol.keyspace import DEFAULT_BIN_BITS
-from millstream.spark.checkpoint import last_finished, query_id
+from millstream.spark.checkpoint import last_finished, mend, query_id
 from millstream.spark.executor import SparkExecutor
 from millstream.spark.quiet import silence
 from millstream.spark.session import between_epochs, check_session, pause_trouble
@@ -146,6 +146,7 @@ class Query(QueryData):
         place = _checkpoint_place(opened, checkpoint)
         finished = last_finished(spark, place)
         journal = Journal.open(opened)
+        mend(spark, place, journal.history)
         workshop = SparkWorkshop(
             spark, opened, journal.store_id, store_options or {}, cache, sources, float(modify_timeout)
         )
@@ -161,6 +162,7 @@ class Query(QueryData):
         trouble = workshop.try_out(driver.modifier.version)
         if trouble:
             raise UserError(trouble)
+        deliverer.mend(driver.graph.sinks, driver.graph.schema_of, driver.journal.history)
         running = RunningQuery(users, driver, sources, place, chosen, finished=lambda: last_finished(spark, place))
         _STARTED.add(running)
         return running

@@ -224,6 +224,7 @@ class Driver:
         self._stood_ms = 0.0
         self._wanted = -1
         self._lost = 0
+        self._spark_offsets = b""
         self._rates, self._learning = Rates(), Learning(journal.history.rates)
         self._asked: dict[int, object] = {}
         self._loads: dict[int, float] = {}
@@ -270,8 +271,14 @@ class Driver:
         """Tells the observer of a moment. It is a display: it may not keep an epoch from going on."""
         self.fence(f"an epoch at the moment {moment!r}", None, lambda: self._observer(moment, epoch))
 
-    def run_epoch(self, epoch: Epoch, spark_query: str, offsets: str, records: Offered) -> None:
-        """Runs and commits an epoch, or redelivers it if it is committed already. Raises if neither can be done."""
+    def run_epoch(
+        self, epoch: Epoch, spark_query: str, offsets: str, records: Offered, spark_offsets: bytes = b""
+    ) -> None:
+        """Runs and commits an epoch, or redelivers it if it is committed already. Raises if neither can be done.
+
+        `offsets` is a digest of those of its sources, and `spark_offsets` what Spark's checkpoint holds of them.
+        """
+        self._spark_offsets = spark_offsets
         decision = decide(self.journal.history, epoch, spark_query, offsets)
         if isinstance(decision, Redeliver):
             self._deliver(epoch)
@@ -333,6 +340,7 @@ class Driver:
             steering.outcomes,
             steering.control,
             changed,
+            self._spark_offsets,
         )
         self.journal.append(plan)
         self._observe("planned", epoch)

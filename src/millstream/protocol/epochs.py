@@ -74,6 +74,8 @@ class Plan:
     outcomes: tuple[Outcome, ...] = ()
     control: int = 0
     changed: Changed | None = None
+    spark_offsets: bytes = b""
+    """What Spark's checkpoint holds of the offsets, compressed, so that it can be mended."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,6 +213,8 @@ class History:
     """The bytes of state that an epoch with records writes: a mean, in which recent ones count more."""
     tried: dict[int, int] = field(default_factory=dict)
     """How often the first epoch of a modification that is under way has been planned, by the command's number."""
+    spark_offsets: dict[Epoch, bytes] = field(default_factory=dict)
+    """What Spark's checkpoint holds of the offsets of the last two epochs, compressed."""
 
     @property
     def version(self) -> int:
@@ -320,6 +324,10 @@ class History:
             replicas=self.replicas if commit.replicas is None else commit.replicas,
             rates=self.rates if commit.rates is None else commit.rates,
             idle=self.idle if commit.idle is None else commit.idle,
+            spark_offsets={
+                **{epoch: data for epoch, data in self.spark_offsets.items() if epoch >= commit.epoch - 1},
+                **({commit.epoch: plan.spark_offsets} if plan.spark_offsets else {}),
+            },
             written=_mean(self.written, sum(segment.bytes for segment in commit.added), any(commit.records.values())),
             tried={
                 number: count

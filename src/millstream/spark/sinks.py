@@ -6,11 +6,14 @@ Rules
 - `Parquet` (G2): one file per epoch, named by the epoch, created only if it is not there, and visible only when
   whole; then one manifest line under `_manifest/`, which Spark's own reader ignores. An epoch without productions has
   no file.
+- A file that was written and is gone is named at the next start, and written again as long as its epoch is retained.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import logging
+import re
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
@@ -22,12 +25,14 @@ from millstream.engine.delivery import read_productions
 from millstream.errors import SinkError, UserError
 from millstream.model.query import SinkNode
 from millstream.model.sinks import ForeachBatch, Memory, Parquet
-from millstream.protocol.epochs import Output
+from millstream.protocol.epochs import Epoch, History, Output
 from millstream.spark.frames import productions_frame
 from millstream.store.garbage import clear_staging
 from millstream.store.objects import PERMISSIONS, ObjectStore, open_store
 
 _MADE_OF = "millstream.made_of"
+_SHOWN = 8
+_LOG = logging.getLogger("millstream")
 
 
 class SparkDeliverer:
@@ -40,7 +45,7 @@ class SparkDeliverer:
     def deliver(self, sink: SinkNode, schema: pa.Schema, outputs: Sequence[Output], epoch: int) -> None:
         match sink.sink:
             case Parquet():
-                self._parquet(sink, sink.sink, schema, outputs, epoch)
+                self._parquet(sink, schema, outputs, epoch)
             case Memory():
                 table = read_productions(self._store, schema, outputs)
                 sink.sink.epochs.setdefault(epoch, _own_copy(table))
@@ -51,20 +56,45 @@ class SparkDeliverer:
                     f"sink {sink.name!r}: {type(other).__name__} is not a kind of sink that Spark delivers to"
                 )
 
-    def _parquet(
-        self, sink: SinkNode, declared: Parquet, schema: pa.Schema, outputs: Sequence[Output], epoch: int
-    ) -> None:
+    def mend(self, sinks: Sequence[SinkNode], schema_of: Callable[[str], pa.Schema], history: History) -> None:
+        """Names the files of Parquet sinks that are gone, and writes those again whose epochs are still retained."""
+        for sink in sinks:
+            gone = self._gone(sink) if isinstance(sink.sink, Parquet) else []
+            for epoch in gone:
+                if epoch in history.recent:
+                    outputs = [each for each in history.recent[Epoch(epoch)].outputs if each.stream == sink.input]
+                    self.deliver(sink, schema_of(sink.input), outputs, epoch)
+            kept = [_file(epoch) for epoch in gone if epoch in history.recent]
+            lost = [_file(epoch) for epoch in gone if epoch not in history.recent]
+            for files, what in ((kept, "written again"), (lost, "no longer in the store")):
+                if files:
+                    more = f" and {len(files) - _SHOWN:,} more" if len(files) > _SHOWN else ""
+                    place, names = self._target(sink).uri, ", ".join(files[:_SHOWN]) + more
+                    _LOG.warning("sink %r: %s is gone from %s; what it had was %s", sink.name, names, place, what)
+
+    def _gone(self, sink: SinkNode) -> list[int]:
+        """The epochs whose files were written, as the manifest says, and are not there."""
+        written = {item.name for item in self._target(sink).list("")}
+        noted = (re.fullmatch(r"_manifest/(\d+)\.json", name) for name in written)
+        return sorted(int(each[1]) for each in noted if each and _file(int(each[1])) not in written)
+
+    def _target(self, sink: SinkNode) -> ObjectStore:
+        """Where a Parquet sink writes."""
+        if sink.name not in self._targets:
+            assert isinstance(sink.sink, Parquet)
+            # results are for others to read
+            self._targets[sink.name] = open_store(sink.sink.path, {PERMISSIONS: "umask", **sink.sink.options})
+            clear_staging(self._targets[sink.name])
+        return self._targets[sink.name]
+
+    def _parquet(self, sink: SinkNode, schema: pa.Schema, outputs: Sequence[Output], epoch: int) -> None:
         if not outputs:
             return
-        if sink.name not in self._targets:
-            # results are for others to read
-            self._targets[sink.name] = open_store(declared.path, {PERMISSIONS: "umask", **declared.options})
-            clear_staging(self._targets[sink.name])
-        target = self._targets[sink.name]
+        target = self._target(sink)
         made_of = ",".join(output.digest for output in outputs)
         table = read_productions(self._store, schema, outputs)
         data = memoryview(parquet_bytes(table, made_of)).cast("B")
-        file = f"epoch-{epoch:012d}.parquet"
+        file = _file(epoch)
         if not target.create(file, data) and _made_of(target.get(file)) != made_of:
             raise UserError(
                 f"sink {sink.name!r}: {target.uri}/{file} exists with other content, so it is of another query or "
@@ -81,6 +111,10 @@ class SparkDeliverer:
             declared.fn(frame, epoch)
         except Exception as error:
             raise SinkError(sink.name, epoch, f"{type(error).__name__}: {error}") from error
+
+
+def _file(epoch: int) -> str:
+    return f"epoch-{epoch:012d}.parquet"
 
 
 def parquet_bytes(table: pa.Table, made_of: str) -> pa.Buffer:

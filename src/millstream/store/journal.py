@@ -10,6 +10,8 @@ Rules
 - A snapshot is the sum of all entries up to one that names it. It only saves reading: it counts only because that
   entry names it and its digest. One is made every `SNAPSHOT_EVERY` entries, whatever they are, between two attempts:
   a driver that fails at every start must not make the next start slower without end.
+- A snapshot that is damaged is passed over: the one before it counts, and the entries since, as long as they are there.
+  The next driver writes another one with its first entry.
 - Whoever only looks goes on from where it was, and begins again if it has not looked for `LOOK_AGAIN_S`.
 - Old entries are deleted behind a snapshot, so a driver that slept could find "its" number free again. Therefore a
   driver whose last look is older than `LOOK_AGAIN_S` lists the journal after it has written: if there is anything
@@ -19,6 +21,7 @@ Rules
 
 from __future__ import annotations
 
+import logging
 import os
 import secrets
 import socket
@@ -46,6 +49,8 @@ FORMAT_VERSION = 6
 SNAPSHOT_EVERY = 64
 LOOK_AGAIN_S = 60.0
 KEEP_S = 900.0
+
+_LOG = logging.getLogger("millstream")
 
 _KINDS: dict[str, Any] = {"Claim": Claim, "Plan": Plan, "Abort": Abort, "Commit": Commit}
 
@@ -90,6 +95,7 @@ class JournalReader:
         self.next_number = 0
         self._previous = ""
         self._snapshot_at = -1
+        self._damaged: set[int] = set()
 
     @classmethod
     def look(cls, store: ObjectStore, told: Callable[[Envelope], None] = lambda envelope: None) -> JournalReader:
@@ -126,13 +132,27 @@ class JournalReader:
             self._advance(*self._entry(number))
 
     def _start_from_snapshot(self, numbers: set[int], until: Epoch | None) -> None:
+        damaged: DamagedObject | None = None
         for envelope, digest in self._snapshots(numbers):
-            if until is None or envelope.epoch <= until:
+            if until is not None and envelope.epoch > until:
+                continue
+            try:
                 self.history = read_snapshot(self.store, envelope.snapshot or "")
-                self.next_number, self._previous, self._snapshot_at = envelope.number + 1, digest, envelope.number
-                self._told(envelope)
-                return
+            except DamagedObject as error:
+                damaged = damaged or error
+                self._damaged.add(envelope.number)
+                _LOG.warning(
+                    "%s is damaged: found %s, expected %s. What is before it in the journal is read instead, and the "
+                    "next driver writes another snapshot",
+                    *(error.name, error.found, error.expected),
+                )
+                continue
+            self.next_number, self._previous, self._snapshot_at = envelope.number + 1, digest, envelope.number
+            self._told(envelope)
+            return
         if numbers and 0 not in numbers:
+            if damaged is not None:  # and what was before it has been deleted
+                raise damaged
             raise DamagedObject(names.journal_entry(0), "nothing", "the first journal entry, or a snapshot beyond it")
 
     def _snapshots(self, numbers: set[int]) -> Iterator[tuple[Envelope, str]]:
@@ -165,7 +185,7 @@ class JournalReader:
     def _advance(self, envelope: Envelope, digest: str) -> None:
         self.history = self.history.after(envelope.body)
         self.next_number, self._previous = envelope.number + 1, digest
-        if envelope.snapshot:
+        if envelope.snapshot and envelope.number not in self._damaged:
             self._snapshot_at = envelope.number
         self._told(envelope)
 
@@ -210,7 +230,7 @@ class Journal(JournalReader):
     def append(self, entry: Entry) -> None:
         """Adds an entry. Raises `Fenced` if a newer driver has the store; then nothing was added."""
         after = self.history.after(entry)  # an impossible entry is our bug: found before it is written
-        due = after.plan is None and self.next_number - self._snapshot_at >= SNAPSHOT_EVERY
+        due = after.plan is None and (self.next_number - self._snapshot_at >= SNAPSHOT_EVERY or bool(self._damaged))
         envelope = Envelope(
             number=self.next_number,
             kind=type(entry).__name__,
@@ -226,7 +246,7 @@ class Journal(JournalReader):
         self._create(envelope, data)
         self.history, self.next_number, self._previous = after, envelope.number + 1, digest
         if due:
-            self._snapshot_at = envelope.number
+            self._snapshot_at, self._damaged = envelope.number, set()
 
     def _create(self, envelope: Envelope, data: bytes) -> None:
         name = names.journal_entry(envelope.number)
@@ -281,7 +301,10 @@ class Journal(JournalReader):
         keep_from = 0
         for envelope, _ in snapshots:
             if envelope.epoch <= oldest:
-                read_snapshot(self.store, envelope.snapshot or "")
+                try:
+                    read_snapshot(self.store, envelope.snapshot or "")
+                except DamagedObject:  # one before it must do, and all entries since
+                    continue
                 keep_from = envelope.number
                 break
         old = [item.name for number, item in entries.items() if number < keep_from and item.age_s > KEEP_S]
@@ -411,6 +434,7 @@ def _encode_history(history: History) -> bytes:
         "rates": history.rates,
         "idle": history.idle,
         "written": history.written,
+        "spark_offsets": history.spark_offsets,
     }
     return msgspec.json.encode(flat)
 
