@@ -18,6 +18,7 @@ from typing import Any
 
 import pyspark
 from py4j.protocol import Py4JError
+from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 from millstream.errors import UserError
@@ -187,7 +188,7 @@ def between_epochs(spark: SparkSession, trigger: Mapping[str, Any]) -> float:
         jvm: Any = spark.sparkContext._jvm
         interval = jvm.org.apache.spark.sql.streaming.Trigger.ProcessingTime(str(trigger["processingTime"]))
         return max(EVERY_S, float(interval.intervalMs()) / 1000)
-    except Py4JError:  # Spark refuses it, and says why, when the stream begins
+    except (Py4JError, PySparkException):  # Spark refuses it, and says why, when the stream begins
         return EVERY_S
 
 
