@@ -12,8 +12,9 @@ import pytest
 import millstream as ms
 from millstream.engine import driver as driver_module
 from millstream.engine import load_history, replicating, upkeep
+from millstream.engine.placing import Placer
 from millstream.engine.replicating import Replicator
-from millstream.protocol.epochs import History
+from millstream.protocol.epochs import Epoch, History
 from millstream.protocol.planner import plan_drain, plan_rescale
 from millstream.protocol.replication import Order, Progress
 from millstream.protocol.routing import RoutingTable
@@ -397,3 +398,55 @@ def test_by_default_there_are_replicas_as_soon_as_there_is_a_second_host() -> No
     hosts.named = {"a": "one", "b": "one"}
     by_default.after_commit(history)
     assert by_default.kept, "what the host that is left holds may be needed"
+
+
+class OneCore(Four):
+    """Workers with one core each, on which the start of an agent takes long; and a clock that the test moves.
+
+    Tasks wait for the core of the worker that they are placed on, as under Spark's delay scheduling: until it is free,
+    or until `LOCALITY_WAIT_S` has passed.
+    """
+
+    LOCALITY_WAIT_S = 10.0
+    START_S = 15.0
+
+    def __init__(self, workers: str) -> None:
+        self.workers, self.now = workers, 0.0
+        self.busy_until: dict[str, float] = {}
+
+    def hosts(self) -> dict[str, str]:
+        return {worker: f"host {worker}" for worker in self.workers}
+
+    def start(self, workers: Sequence[str]) -> dict[str, str]:
+        for worker in workers:
+            self.busy_until.setdefault(worker, self.now + self.START_S)
+        return {worker: worker for worker in workers if self.busy_until[worker] <= self.now}
+
+    def scheduling_s(self, placed: dict[int, str]) -> float:
+        """How long the last task of an epoch waits before it runs."""
+        waits = [self.busy_until.get(worker, 0.0) - self.now for worker in placed.values()]
+        return min(self.LOCALITY_WAIT_S, max([0.0, *waits]))
+
+
+@pytest.mark.parametrize("stays", [True, False])
+def test_no_epoch_waits_for_a_core_on_which_an_agent_is_started(stays: bool) -> None:
+    """A worker joins, and perhaps takes the place of one that was lost. Its first epoch took ten seconds."""
+    cluster = OneCore("ab")
+    cluster.busy_until = {"a": 0.0, "b": 0.0}
+    tables = {"count": RoutingTable.even(4, 4)}
+    replicator = Replicator(cluster, 1, background=False, clock=lambda: cluster.now)
+    placer = Placer(cluster.hosts)
+    placer.replicas = replicator
+    spent = 0.0
+    for epoch in range(80):
+        if epoch == 10:
+            cluster.workers = "abc" if stays else "bc"
+        placed = placer.place(range(4), (), ())
+        spent += cluster.scheduling_s(placed)
+        cluster.now += 1.0
+        workers: dict[str, tuple[int, ...]] = {}
+        for slot, worker in placed.items():
+            workers[worker] = (*workers.get(worker, ()), slot)
+        replicator.after_commit(History(epoch=Epoch(epoch), workers=workers, tables=tables))
+    assert spent == 0.0
+    assert "c" in placer.placed.values(), "once the agent has started, the new worker is used"

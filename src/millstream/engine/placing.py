@@ -26,6 +26,10 @@ class Replicas(Protocol):
         """Whether a slot need not wait any longer to go to a worker."""
         ...
 
+    def starting(self, worker: str) -> bool:
+        """Whether a worker is not to be given work just now, because what it needs is being started there."""
+        ...
+
     def warm(self, waiting: Mapping[int, str]) -> None:
         """Has workers hold the state of slots that are to go there."""
         ...
@@ -52,12 +56,14 @@ class Placer:
         if replicas is None:
             self.placed = place(slots, workers, before, self._known, closing, closed)
         else:
-            wished = place(slots, workers, before, self._known, closing, closed, replicas.lacks)
+            wished = place(
+                slots, workers, before, self._known, closing, closed, replicas.lacks, starting=replicas.starting
+            )
             self.placed = warmed(wished, before, workers, replicas.ready)
             waiting = {slot: worker for slot, worker in wished.items() if self.placed[slot] != worker}
             replicas.warm(waiting)
         if not waiting:
-            self._known = frozenset(workers)
+            self._known = frozenset(each for each in workers if replicas is None or not replicas.starting(each))
         self.idle = tuple(sorted(set(workers) - {*self.placed.values(), *closing, *closed}))
         return self.placed
 

@@ -10,6 +10,8 @@ Rules
   for what the tasks of the last epochs have sent it, and it has acknowledged.
 - Where nobody says how many replicas there are to be, there are none while all workers are on one host, which they
   would not outlive, and one of each slot as soon as there is a second host.
+- A new worker is left alone until its agent has started: the task that starts it takes a core, and tasks of slots would
+  wait for that core, for as long as `spark.locality.wait` says.
 - A worker whose agent does not answer holds nothing, as far as is known here; another agent is started there, now and
   then. What moves to a worker that cannot be told anything, or has no room, is not waited for.
 """
@@ -151,6 +153,7 @@ class Replicator:
         self._told: dict[str, _Told] = {}
         self._again: dict[str, tuple[float, int]] = {}  # when to start an agent again, and how often that was tried
         self._expected: dict[tuple[str, str], float] = {}  # by move and worker, since when it is about to come
+        self._alone: dict[str, float] = {}  # since when a worker is there and has no agent
         self._silent: dict[str, float] = {}  # since when a worker has not been heard of
         self._pool = ThreadPoolExecutor(ASKED_TOGETHER, "millstream-asking") if background else None
         self._shares: tuple[History | None, dict[int, list[Piece]]] = (None, {})
@@ -268,9 +271,15 @@ class Replicator:
         """Whether a worker has the state of a slot, or cannot be made to have it."""
         began = self._warming.get((slot, worker))
         waited = 0.0 if began is None else self._clock() - began
-        if not self.lacks(slot, worker) or self._full(worker):
-            return True
-        return waited > WARM_S or (not self.has_agent(worker) and waited > START_S)
+        if not self.has_agent(worker):
+            return waited > START_S
+        return waited > WARM_S or not self.lacks(slot, worker) or self._full(worker)
+
+    def starting(self, worker: str) -> bool:
+        """Whether a worker's agent has not started yet, and may be about to."""
+        now = self._clock()
+        alone = now - self._alone.get(worker, now)
+        return self._history is not None and not self.has_agent(worker) and alone <= START_S
 
     def _full(self, worker: str) -> bool:
         with self._lock:
@@ -495,6 +504,7 @@ class Replicator:
         for worker in set(self._addresses) - set(hosts):
             self._lost(worker, "")
         now = self._clock()
+        self._alone = {worker: self._alone.get(worker, now) for worker in hosts if worker not in self._addresses}
         wanted = [
             worker
             for worker in sorted(hosts)

@@ -9,6 +9,8 @@ Rules
 - Where replicas are known, a slot that has no place goes to the worker that lacks the fewest of its bytes; and one that
   could go to a new worker stays until that one holds it. One that has no state yet goes to that of the workers with the
   fewest slots that lacks the fewest bytes of what is about to come (`brings`).
+- A worker on which an agent is being started gets no slot that another one can have, and is new until it has started:
+  the start takes a core there, and tasks would wait for it as long as `spark.locality.wait` says.
 - A worker that is closing keeps the slots it has, which are being emptied, and gets no other. One that is closed has
   none, as long as there is another worker.
 """
@@ -28,9 +30,11 @@ def place(
     closed: Collection[str] = (),
     lacks: Callable[[int, str], int] = lambda slot, worker: 0,
     brings: Callable[[int, str], int] = lambda slot, worker: 0,
+    starting: Callable[[str], bool] = lambda worker: False,
 ) -> dict[int, str]:
     """The worker of every slot; empty if there are no workers. `known` are the workers that were there before, `lacks`
     is how much of a slot's state a worker would have to fetch, and `brings` how much of what is about to come to it.
+    A worker that is `starting` gets no slot, as long as another one can have it.
 
     >>> place([0, 1, 2], ["a", "b"], {})
     {0: 'a', 1: 'b', 2: 'a'}
@@ -53,9 +57,10 @@ def place(
     def rank(slot: int, worker: str) -> tuple[int, int, int, int]:
         return lacks(slot, worker), len(held[worker]), brings(slot, worker), order[worker]
 
+    started = [worker for worker in opened if not starting(worker)]
     for slot in homeless:
-        held[min(opened, key=partial(rank, slot))].append(slot)
-    fresh = [worker for worker in opened if worker not in known]
+        held[min(started or opened, key=partial(rank, slot))].append(slot)
+    fresh = [worker for worker in started if worker not in known]
     while fresh:
         fullest = max(opened, key=lambda worker: (len(held[worker]), -order[worker]))
         emptiest = min(fresh, key=lambda worker: (len(held[worker]), order[worker]))
