@@ -4,7 +4,7 @@
 SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint docs bench lock clean
+.PHONY: help setup demo test fuzz lint docs bench lock clean
 
 ARGS ?=
 
@@ -29,6 +29,10 @@ demo: setup ## run the demonstration
 
 test: setup ## run the tests in two processes; with ARGS="-k foo", pytest with these
 	@$(WITH_JAVA) python scripts/test.py $(ARGS)
+
+FUZZ ?= 500
+fuzz: setup ## compare random queries on Spark with the simulator and a sequential run; FUZZ=500 of them
+	@$(WITH_JAVA) MILLSTREAM_SPARK_QUERIES=$(FUZZ) python -m pytest -q tests/spark/test_random_on_spark.py $(ARGS)
 
 lint: ## check style, formatting and types
 	@scripts/setup.sh

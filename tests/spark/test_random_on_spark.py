@@ -34,7 +34,7 @@ from random_queries import (
 
 pytestmark = pytest.mark.spark
 
-QUERIES = int(os.environ.get("MILLSTREAM_SPARK_QUERIES", "4"))
+QUERIES = int(os.environ.get("MILLSTREAM_SPARK_QUERIES", "20"))
 EPOCHS, PER_START = 4, 2
 
 
