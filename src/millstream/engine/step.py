@@ -170,13 +170,13 @@ class StepRun:
         self.done.late[self.step.name] += ran.late
         made = self._made(ran.outcome, letters)
         own = made.get(self.step.stream("late")) if self.step.late == "process" else None
-        if own is not None and not self.step.computation.late_rule.counts_itself:
+        if own is not None and not self.step.late_rule.counts_itself:
             self.done.late[self.step.name] += LateCount(own.num_rows)
         return made
 
     def late(self, late: Mapping[str, pa.RecordBatch]) -> dict[str, pa.RecordBatch]:
         """Counts the late records that the step is not to see; what its output `late` has of them, if it has one."""
-        rule = self.step.computation.late_rule
+        rule = self.step.late_rule
         self.done.late[self.step.name] = LateCount(*rule.count(late)) if late else LateCount()
         if not late or self.step.late != "output":
             return {}

@@ -90,7 +90,7 @@ class Partial(Transform):
         keys = [records.column(name) for name in self.key]
         ones = pa.array(np.ones(len(micros), np.int64)) if RECORDS in self.span else None
         parts = self.totals.lifted(records, micros)
-        parts += [ones if part is RECORDS else pa.array(micros) for part in self.span]
+        parts += [ones if part == RECORDS else pa.array(micros) for part in self.span]
         one = (starts[0] == starts).all()
         given = keys if one else [*keys, pa.array(starts)]
         if repeats(given):

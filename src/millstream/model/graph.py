@@ -31,7 +31,7 @@ from millstream.model.computation import (
 from millstream.model.feedback import FeedbackNode, check_feedbacks, timed_feedbacks
 from millstream.model.holds import Hold
 from millstream.model.kinds import State
-from millstream.model.lateness import LateRule
+from millstream.model.lateness import AS_THEY_ARE, LateRule
 from millstream.model.letters import DEAD_LETTER, STOP
 from millstream.model.letters import SCHEMA as LETTERS
 from millstream.model.query import ONLY_INPUT, InputNode, MapNode, Query, SinkNode, StepNode, check_name
@@ -89,6 +89,8 @@ class Step:
     holds: dict[str, Hold] = field(default_factory=dict)
     driven: bool = True
     """Whether its time goes on by itself, and not only when something is fed back."""
+    late_rule: LateRule = AS_THEY_ARE
+    """How its late records are counted: beside the computation, which travels to workers apart."""
 
     @property
     def dead_letters(self) -> bool:
@@ -327,6 +329,7 @@ def resolve(query: Query, schemas: Mapping[str, pa.Schema]) -> Graph:
             node.productions == "strong",
             holds,
             bool(driven & {given.stream for given in inputs}),
+            computation.late_rule,
         )
         steps.append(step)
         for output, schema in step.outputs.items():
