@@ -246,7 +246,7 @@ def test_ten_thousand_partitions() -> None:
     assert sim.watermark("s") == at(200 + 1)
     sim.feed(s=[(n, at(1000 + n % 97), f"t{n % 10}", n // 10) for n in range(10_000) if n != 4321])
     assert sim.watermark("s") == at(200 + 4321 % 97)
-    shown = overview_of(sim.driver.journal.history, Pulse(), {}, 0)
+    shown = overview_of(sim.driver.journal.history, Pulse(), {}, {})
     assert shown.held_back["s"].name == "t1/432"
     assert shown.held_back["s"].behind == at(1000 + 96) - at(200 + 4321 % 97)
 

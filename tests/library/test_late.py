@@ -94,7 +94,7 @@ def test_records_are_counted_however_they_were_combined(aggregates: dict[str, An
     # Windows end every 20 s; those up to second 100 have closed. At 5: ends 20, 40, 60. At 65: 80, 100, and 120 is
     # open. At 99: 100 has closed, 120 and 140 are open.
     assert sim.late_count("w") == (40, 13, 40 * 3 + 10 * 2 + 3 * 1)
-    shown = overview_of(sim.driver.journal.history, Pulse(), {}, 0)
+    shown = overview_of(sim.driver.journal.history, Pulse(), {}, {})
     assert (shown.late, shown.partly_late, shown.missed_windows) == ({"w": 40}, {"w": 13}, {"w": 143})
     sim.restart()
     assert sim.late("w") == 40
