@@ -581,6 +581,7 @@ def test_unheard_commands_are_listed_by_number_and_verb(left: Simulated) -> None
         ("there:1", 60.0, False, 150, ""),
         ("there:1", 60.0, False, 300, "no driver seems to be running"),
         ("there:1", 1.0, True, 60, ""),
+        (f"here:{os.getpid()}", 1.0, True, 9000, ""),
         ("there:1", 1.0, True, 900, "it last wrote 15 minutes ago"),
     ],
 )
@@ -595,3 +596,15 @@ def test_what_the_store_tells_of_the_driver(owner: str, beat_s: float, planned: 
     found = driver_gone(history, pulse, 1_000_000 + 1000 * silent_s)
     assert gone in found
     assert bool(gone) == bool(found)
+
+
+def test_a_driver_that_dies_while_a_command_is_waited_for_is_told(
+    sim: Simulated, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answers = iter(["", "", "no driver is running: it has ended"])
+    monkeypatch.setattr(Control, "_gone", lambda self, history: next(answers))
+    sent = run("rescale", sim, "4", code=4)
+    assert (
+        "Sent as command 0.\nNo driver is running: it has ended. The command is carried out when one runs"
+        in sent.stdout
+    )

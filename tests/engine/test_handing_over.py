@@ -379,3 +379,22 @@ def test_rounds_of_a_paced_plan_go_together_once_all_they_bring_is_there(tmp_pat
     assert outcome.state == "done"
     assert max(together) > 1
     run.check()
+
+
+def test_a_prepared_plan_to_many_new_slots_fetches_nothing_inside_an_epoch(tmp_path: Path) -> None:
+    """More rounds are carried out together than are prepared ahead by default."""
+    run = Run(tmp_path, bin_bits=8)
+    run.feed(5)
+    plan = plan_rescale(run.sim.layout, 100, strategy=ms.Paced(1.001, stall_s=0))
+    assert plan.prepared
+    number = run.sim.apply(plan)
+    for _ in range(60):
+        run.feed(1, words=5)
+        assert run.fetched == 0
+        run.sim.feed()
+        outcome = run.sim.outcome(number)
+        assert outcome is not None
+        if outcome.over:
+            break
+    assert outcome.state == "done"
+    run.check()

@@ -304,3 +304,26 @@ def test_partitions_that_make_no_sense_are_refused(options: dict[str, Any], mess
 def test_a_partition_is_a_column_of_the_source(partition: str, message: str) -> None:
     with pytest.raises(UserError, match=message):
         Simulated(parted(partition), {"s": PARTED})
+
+
+def test_a_partition_whose_records_state_nothing_is_not_silent() -> None:
+    query = ms.Query("stated")
+    source = query.source("s", None, event_time="ts", watermark="mark", partition="part", idle_after="10 seconds")
+    source.key_by("k").compute("pass", Passed)
+    sim = Simulated(query, {"s": "k long, ts timestamp, part int, mark timestamp"}, now=at(0))
+    sim.feed(s=[(1, at(50), 1, at(50)), (1, at(60), 2, at(60))])
+    for second in range(5, 40, 5):
+        sim.now = at(second)
+        sim.feed(s=[(1, at(50 + second), 1, None), (1, at(60 + second), 2, at(60 + second))])
+    assert sim.watermark("s") == at(50), "the first partition is there, and has stated no more"
+    assert sim.late("pass") == 0
+
+
+def test_partitions_may_be_expected_from_a_restart_on() -> None:
+    sim = Simulated(parted(None), {"s": PARTED}, now=at(0))
+    sim.feed(s=[(1, at(100), "a")])
+    sim.restart(parted(expected=["a", "b"]))
+    sim.feed(s=[(1, at(500), "a")])
+    assert sim.watermark("s") == at(100), "b is expected"
+    sim.feed(s=[(1, at(300), "b")])
+    assert sim.watermark("s") == at(300)

@@ -136,3 +136,27 @@ def test_through_a_map_late_records_stay_late_records() -> None:
     both = query.source("other", None, event_time="ts").union(late)
     both.key_by("k").compute("mixed", Times)
     assert query.steps["mixed"].late == "drop"
+
+
+def test_late_records_may_be_deduplicated() -> None:
+    query = ms.Query("q")
+    late = source(query).window(ms.tumbling("1 minute")).count("w", late="output").output("late")
+    late.key_by("k").compute("once", ms.Dedupe("k", within="1 hour"))
+    assert query.steps["once"].late == "drop", "it takes nothing else"
+
+
+def test_an_aggregate_may_have_any_name() -> None:
+    query = ms.Query("q")
+    windows = source(query).window(ms.sliding("1 minute", every="30 seconds"))
+    windows.aggregate("w", late_records=ms.max("ts"), records=ms.max("k")).sink("out", ms.Memory())
+    sim = Simulated(query, SCHEMA)
+    sim.feed(s=[(1, at(1000)), (1, at(990))])
+    sim.feed(s=[(1, at(5)), (1, at(6))])
+    assert sim.late("w") == 2
+
+
+def test_a_column_of_the_name_that_the_output_makes_is_refused() -> None:
+    query = ms.Query("q")
+    source(query).window(ms.tumbling("1 minute")).count("w", late="output")
+    with pytest.raises(ms.UserError, match="the input has a column 'missed_windows'"):
+        Simulated(query, {"s": "k long, ts timestamp, missed_windows string"})

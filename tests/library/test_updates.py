@@ -68,7 +68,7 @@ def test_the_refusal_says_what_would_be_wrong_and_what_to_do() -> None:
     assert "a sum over the counts 1, 2 and 3 of a key would be 6, not 3" in text
     assert "aggregate within windows" in text
     assert "put a computation of your own between 'counts' and 'sums'" in text
-    with pytest.raises(UserError, match="without early=True or behind a filter on `final`"):
+    with pytest.raises(UserError, match="without early=True or behind stream.filter"):
         keyed.window(MINUTE).count("early", early=True).key_by("k").count("counted")
 
 
@@ -80,6 +80,11 @@ def test_updates_stay_updates_through_maps_and_unions() -> None:
     for stream in (mapped, other.union(counts), counts.filter("large", lambda rows: rows)):
         with pytest.raises(UserError, match="updates of step 'counts'"):
             stream.key_by("k").count("taken")
+    early = keyed.window(MINUTE).count("early", early=True).map_batches("a", lambda r: r, output="k long, count long")
+    mixed = counts.map_batches("b", lambda r: r, output="k long, count long")
+    for number, stream in enumerate((early.union(mixed), mixed.union(early))):
+        with pytest.raises(UserError, match="updates of step 'counts'"):
+            stream.filter(f"final{number}", lambda rows: rows).key_by("k").count("taken")
     assert "taken-partial" not in query.maps, "what is refused leaves nothing behind"
 
 

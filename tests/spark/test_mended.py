@@ -98,6 +98,31 @@ def test_what_a_source_has_noted_cannot_be_mended_and_is_explained(life: Life) -
     assert "sources/0/2" in str(refused.value)
 
 
+def contents(folder: Path) -> dict[str, bytes]:
+    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+@pytest.mark.parametrize("what", ["foreign", "foreign without an id", "rolled back"])
+def test_a_checkpoint_that_is_refused_is_left_as_it_was(life: Life, what: str, tmp_path: Path) -> None:
+    """Whoever put the wrong one there may still put both right."""
+    other = Life(life.spark, tmp_path / "other")
+    for _ in range(2):
+        other.run()
+    if what == "rolled back":
+        for name in ("offsets", "commits"):
+            for number in (1, 2):
+                (life.checkpoint / name / str(number)).unlink()
+    else:
+        shutil.rmtree(life.checkpoint)
+        shutil.copytree(other.checkpoint, life.checkpoint)
+        if what == "foreign without an id":
+            (life.checkpoint / "metadata").unlink()
+    before = contents(life.checkpoint)
+    with pytest.raises(ms.UserError, match="do not belong together|belongs to the Spark query"):
+        life.run()
+    assert contents(life.checkpoint) == before
+
+
 def test_a_healthy_checkpoint_is_left_alone(life: Life, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.WARNING, "millstream")
     life.check(life.run(), 4)

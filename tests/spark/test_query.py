@@ -691,6 +691,17 @@ def test_a_connect_session_is_refused() -> None:
         check_session(stand_in)
 
 
+def test_a_start_says_which_versions_of_spark_work(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pyspark.__version__", "4.1.4")
+    query = ms.Query("old")
+    query.source("events", Feed(tmp_path / "in", EVENTS).stream(spark)).key_by("user").compute("count", Count)
+    with pytest.raises(ms.UserError, match=r"found PySpark 4.1.4; Millstream runs on PySpark 4.3"):
+        query.start(spark, str(tmp_path / "store"))
+    assert not (tmp_path / "store").exists()
+
+
 def test_a_damaged_segment_stops_a_query_on_spark_with_its_name(spark: SparkSession, tmp_path: Path) -> None:
     feed = Feed(tmp_path / "in", EVENTS)
     feed.add([("anna", 1)])

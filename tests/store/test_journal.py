@@ -403,3 +403,13 @@ def test_a_damaged_snapshot_whose_entries_are_gone_is_refused() -> None:
     store.delete([names.journal_entry(0)])
     with pytest.raises(DamagedObject, match="snapshots/"):
         Journal.open(store)
+
+
+def test_a_format_that_has_lost_its_digest_is_refused() -> None:
+    store = open_store("memory://")
+    Journal.open(store).claim()
+    line = bytes(store.get(names.FORMAT) or b"").partition(b"\n")[0]
+    store.delete([names.FORMAT])
+    store.put(names.FORMAT, line + b"\n")
+    with pytest.raises(DamagedObject, match="format"):
+        Journal.open(store)

@@ -147,11 +147,13 @@ def test_a_directory_is_shared_if_it_is_told_to_be(tmp_path: Path) -> None:
         store.put("a/b", b"1")
         kept = tmp_path / "made"
         kept.mkdir(mode=0o755)
-        open_store(str(kept)).put("b", b"2")
+        open_store(str(kept)).put("b/c", b"2")
     finally:
         os.umask(before)
     assert stat.S_IMODE((tmp_path / "store").stat().st_mode) == 0o755
     assert stat.S_IMODE((tmp_path / "store" / "a" / "b").stat().st_mode) == 0o644
     assert stat.S_IMODE(kept.stat().st_mode) == 0o755, "what was there keeps its mode"
+    assert stat.S_IMODE((kept / "b" / "c").stat().st_mode) == 0o644, "whoever writes there goes by it"
+    open_store("s3://bucket/path", {"permissions": "umask", "region": "eu-central-1"})  # a directory's alone
     with pytest.raises(UserError, match="permissions='everyone': give 'owner' or 'umask'"):
         open_store(str(tmp_path / "other"), {"permissions": "everyone"})

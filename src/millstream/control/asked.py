@@ -16,7 +16,8 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 import msgspec
@@ -94,6 +95,10 @@ AT = click.option(
 )
 
 
+class _DriverGone(Exception):
+    """The driver is gone while a command is waited for."""
+
+
 @dataclass(frozen=True, slots=True)
 class Asked:
     """The options that several verbs share, as they were given."""
@@ -123,17 +128,13 @@ class Asked:
         told["command"] = handle.number
         self.say(f"Sent as command {handle.number}.")
         gone = self.control._gone(self.control._look())
-        if self.wait is False or (gone and self.wait is None and self.timeout is None):
-            if gone:
-                told["driver_gone"] = gone
-                self.say(
-                    f"{gone[0].upper()}{gone[1:]}. The command is carried out when one runs; --wait waits for that."
-                )
-            self._finish(told)
-            click.get_current_context().exit(0 if self.wait is False else 4)
+        if self.wait is False or (gone and not self._waits):
+            self._left_alone(gone, told)
         try:
             with _shown(handle, self.as_json) as tell:
-                outcome = handle.wait(self.timeout, tell)
+                outcome = handle.wait(self.timeout, partial(self._watched, tell))
+        except _DriverGone as gone_meanwhile:
+            self._left_alone(str(gone_meanwhile), told)
         except KeyboardInterrupt:
             click.echo(
                 f"No longer waiting. The command goes on; `millstream cancel STORE {handle.number}` ends it.", err=True
@@ -144,6 +145,28 @@ class Asked:
         self._finish(told)
         if outcome.state == "cancelled":  # it was asked for, and only a part of it was done
             click.get_current_context().exit(1)
+
+    @property
+    def _waits(self) -> bool:
+        """Whether it was asked to wait, whoever runs."""
+        return bool(self.wait) or self.timeout is not None
+
+    def _watched(self, tell: Callable[[Progress], None] | None, progress: Progress) -> None:
+        """Tells of progress; ends the waiting if the driver is gone by now."""
+        if tell is not None:
+            tell(progress)
+        gone = "" if self._waits else self.control._gone(self.control._look())
+        if gone:
+            raise _DriverGone(gone)
+
+    def _left_alone(self, gone: str, told: dict[str, Any]) -> NoReturn:
+        """Ends without waiting, and says why if no driver runs."""
+        if gone:
+            told["driver_gone"] = gone
+            self.say(f"{gone[0].upper()}{gone[1:]}. The command is carried out when one runs; --wait waits for that.")
+        self._finish(told)
+        click.get_current_context().exit(0 if self.wait is False else 4)
+        raise AssertionError("a context that has exited goes on")
 
     def _finish(self, told: Mapping[str, Any]) -> None:
         if self.as_json:

@@ -159,7 +159,10 @@ def driver_gone(history: History, pulse: Pulse, now_ms: int) -> str:
     silent_s = max(0.0, (now_ms - pulse.written_ms) / 1000)
     beats_s = _BEATS * (history.beat_s + pulse.epoch_ms / 1000)
     host, _, process = history.owner.rpartition(":")
-    ended = host == socket.gethostname() and process.isdigit() and not _is_alive(int(process))
+    here = host == socket.gethostname() and process.isdigit()
+    ended = here and not _is_alive(int(process))
+    if here and not ended and history.plan is not None:
+        return ""  # it lives, and runs an epoch, however long that takes
     limit_s = beats_s if ended else beats_s + (_RUNNING_S if history.plan is not None else _PAUSE_S)
     if silent_s <= limit_s:
         return ""

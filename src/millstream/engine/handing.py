@@ -61,7 +61,8 @@ class Handover:
         self._coming: dict[str, Coming] = {}
         self._costs = GUESSED
         self._rounds: dict[int, _Round] = {}  # the next one of each migration, as of the last time that it was asked
-        self._writing: frozenset[int] = frozenset()
+        self._writing: dict[int, int] = {}  # by migration, before which round the last epoch's plan wrote through
+        self._written: dict[int, int] = {}
         self._left: dict[str, int] = {}  # bytes to check of what was about to move to each worker that had tasks
         self.due: frozenset[str] = frozenset()
         """What is about to move next, and after that."""
@@ -86,17 +87,17 @@ class Handover:
         plans = {number: plan for number, plan in near.items() if plan.prepared}
         closing = {*closing, *(plan.drains for plan in near.values() if plan.drains)}
         done = {number: history.outcomes[number].done if number in history.outcomes else 0 for number in near}
+        until = {number: done[number] + rounds_at_once(plan, done[number], costs) for number, plan in near.items()}
         ahead = [
             move
             for number, plan in near.items()
-            for moves in plan.rounds[done[number] : done[number] + MOST_ROUNDS]
+            for moves in plan.rounds[done[number] : max(until[number], done[number] + MOST_ROUNDS)]
             for move in moves
         ]
         targets = sorted({move.target for move in ahead})
         brings = brought(ahead, self._placer.placed, history.replicas)
         placed = self._placer.promise(targets, closing, closed, brings) if near else {}
         coming: dict[str, Coming] = {}
-        until = {n: done[n] + rounds_at_once(plan, done[n], costs) for n, plan in plans.items()}
         for number, plan in sorted(plans.items()):
             coming.update(upcoming(number, plan, done[number], placed, until[number] - done[number]))
         self._coming, self._costs = coming, costs
@@ -106,9 +107,10 @@ class Handover:
         for number, plan in plans.items():
             lacks = self._lacks(keys_of(coming, number, done[number], until[number]), history)
             complete = now if not any(older for _, older in lacks.values()) else math.inf
-            if number in before and before[number].at == done[number]:
+            if number in before and before[number].at == done[number] and before[number].until >= until[number]:
                 complete = min(complete, before[number].complete)
             self._rounds[number] = _Round(plan, done[number], until[number], lacks, complete)
+        self.through = frozenset(number for number in self.through if self._written.get(number, 0) >= until[number])
         self.due = frozenset(key for n in plans for key in keys_of(coming, n, done[n], until[n] + 1))
         self.unchecked = frozenset(
             number
@@ -139,7 +141,7 @@ class Handover:
         """Which slots send what they write in this epoch to which workers, of which steps: for the rounds that are due
         at the next one, if they lack nothing else. `outcomes` and `tables` are those of this epoch."""
         due: list[str] = []
-        writing = set()
+        writing: dict[int, int] = {}
         if self._replicator is None:
             return {}
         for number, known in self._rounds.items():
@@ -151,15 +153,15 @@ class Handover:
             lacks = self._lacks(mine, history)
             if mine and not any(older for _, older in lacks.values()):
                 due += mine
-                writing.add(number)
-        self._writing = frozenset(writing)
+                writing[number] = until
+        self._writing = writing
         return self._replicator.through(due, tables)
 
     def committed(
         self, epoch: int, reports: Sequence[Report], slots: Sequence[int], workers: Mapping[str, Sequence[int]]
     ) -> None:
         """The epoch that was asked about last is committed, with these reports, of tasks of these slots."""
-        self.through = self._writing
+        self.through, self._written = frozenset(self._writing), self._writing
         where = {slot: worker for worker, each in workers.items() for slot in each}
         self._left = dict.fromkeys(workers, 0)
         for report in reports:

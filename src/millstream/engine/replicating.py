@@ -278,7 +278,7 @@ class Replicator:
     def starting(self, worker: str) -> bool:
         """Whether a worker's agent has not started yet, and may be about to."""
         now = self._clock()
-        alone = now - self._alone.get(worker, now)
+        alone = now - self._alone.setdefault(worker, now)
         return self._history is not None and not self.has_agent(worker) and alone <= START_S
 
     def _full(self, worker: str) -> bool:

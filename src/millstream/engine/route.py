@@ -86,7 +86,8 @@ def _flush(
             found = seen_in(times_of(records.column(source.time.column)), rule, task.clock_ms, names)
             if source.time.stating is not None:
                 stated = seen_in(times_of(records.column(source.time.stating)), rule, task.clock_ms, names)
-                found = replace(found, mark=stated.mark, partitions=stated.partitions)
+                heard = dict.fromkeys(found.partitions, NO_TIME)  # also those whose records state nothing
+                found = replace(found, mark=stated.mark, partitions={**heard, **stated.partitions})
             seen.setdefault(source.name, []).append(found)
     split(task, derive(spec, gathered), producer, parts)
 

@@ -179,7 +179,7 @@ def epoch_task(
         slot_count,
         lanes,
         readers,
-        {name: history.clocks.get(name) or first_clock(rule, plan.clock_ms) for name, rule in rules_of(graph).items()},
+        {name: first_clock(rule, plan.clock_ms, history.clocks.get(name)) for name, rule in rules_of(graph).items()},
         {step.name: history.watermarks.get(step.name, NO_TIME) for step in graph.steps if step.timed},
         plan.idle,
         plan.leaving,

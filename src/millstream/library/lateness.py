@@ -15,6 +15,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from millstream.errors import UserError
 from millstream.library.parts import LONG, Aggregate, column_of
 from millstream.library.reduce import ADD, Part
 from millstream.library.windows import END, START, Window, micros_in, timestamps
@@ -22,8 +23,8 @@ from millstream.model.lateness import Late, LateRule
 from millstream.model.times import NULL_TIME, Times
 from millstream.model.types import TIMESTAMP
 
-RECORDS = Part("late_records", LONG, ADD)
-"""How many records a combined row stands for."""
+RECORDS = Part("records of a row", LONG, ADD)
+"""How many records a combined row stands for: a name that no aggregate has."""
 OWN_TIME = "__own_time"
 """The event time of a record that is judged by the end of its window."""
 MISSED = "missed_windows"
@@ -40,6 +41,8 @@ def counter_of(aggregates: Mapping[str, Aggregate]) -> str:
 
 def late_schema(schema: pa.Schema) -> pa.Schema:
     """The columns of late records: their own, and the windows that they missed here, not those of a step before."""
+    if MISSED in schema.names and schema.field(MISSED).type != _WINDOWS:
+        raise UserError(f"the input has a column {MISSED!r}, which the output late makes itself; rename it")
     own = [field for field in schema if field.name not in _MADE]
     return pa.schema([*own, pa.field(MISSED, _WINDOWS)])
 

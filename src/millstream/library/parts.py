@@ -10,7 +10,7 @@ Rules
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -43,6 +43,8 @@ from millstream.model.types import describe_type, format_type, parse_type
 
 LONG, DOUBLE = pa.int64(), pa.float64()
 _COUNT = pa.decimal256(19, 0)
+_MEAN = b"mean"
+"""What the column of a sum says of the type of its mean, as metadata."""
 _SUM_DIGITS, _MEAN_DIGITS = 10, 4
 """How many digits more than its column a sum of decimals has, and a mean; of the latter's, all behind the point."""
 
@@ -87,13 +89,20 @@ class Bound:
     aggregate: Aggregate
     parts: list[Part]
     by_time: bool = False
+    mean: pa.DataType = DOUBLE
+    """The type of a mean, which that of its sum does not always tell."""
+
+    @property
+    def is_decimal(self) -> bool:
+        """Whether it is a mean of decimals."""
+        return self.aggregate.op == "mean" and pa.types.is_decimal(self.mean)
 
     @property
     def output(self) -> pa.DataType:
         """The type of its value."""
         kind = self.parts[0].kind
         if self.aggregate.op == "mean":
-            return _mean_type(kind)
+            return self.mean
         if not self.by_time:
             return kind
         if self.aggregate.op == "collect":
@@ -141,11 +150,10 @@ class Bound:
 
 
 def _mean_type(kind: pa.DataType) -> pa.DataType:
-    """The type of a mean, from that of its sum. Of decimals Spark's; with 38 digits, where the sum has as many."""
+    """The type of the mean of a column, as Spark has it: of decimals with four digits more, all behind the point."""
     if not pa.types.is_decimal(kind):
         return DOUBLE
-    precision = 38 if kind.precision == 38 else kind.precision - _SUM_DIGITS + _MEAN_DIGITS
-    return pa.decimal128(precision, min(38, kind.scale + _MEAN_DIGITS))
+    return pa.decimal128(min(38, kind.precision + _MEAN_DIGITS), min(38, kind.scale + _MEAN_DIGITS))
 
 
 def _ones(values: pa.Array) -> pa.Array:
@@ -218,12 +226,17 @@ class Totals:
         self.from_parts = lifted
         self.bound = []
         for name, aggregate in aggregates.items():
+            mean = DOUBLE
             if lifted:
+                told = schema.field(f"__{name}{_SHAPES[aggregate.op][0][0]}").metadata or {}
+                mean = parse_type(told[_MEAN].decode()) if _MEAN in told else DOUBLE
                 kinds = [schema.field(f"__{name}{suffix}").type for suffix, _ in _SHAPES[aggregate.op]]
             else:
                 kinds = _kinds(name, aggregate, schema)
                 kinds = _with_times(aggregate, kinds) if by_time else kinds
-            self.bound.append(_bound(name, aggregate, kinds, by_time))
+                if aggregate.op == "mean":
+                    mean = _mean_type(schema.field(aggregate.column).type)
+            self.bound.append(replace(_bound(name, aggregate, kinds, by_time), mean=mean))
         self.parts = [part for bound in self.bound for part in bound.parts]
         self.fields = [pa.field(part.name, part.kind) for part in self.parts]
         if len({part.name for part in self.parts}) != len(self.parts):
@@ -238,7 +251,13 @@ class Totals:
     @property
     def columns(self) -> list[pa.Field]:
         """The columns of partial results on their way to the step."""
-        return [pa.field(column_of(part), part.kind) for part in self.parts]
+        return [
+            pa.field(
+                column_of(part), part.kind, metadata={_MEAN: format_type(bound.mean)} if bound.is_decimal else None
+            )
+            for bound in self.bound
+            for part in bound.parts
+        ]
 
     @property
     def struct(self) -> pa.DataType:

@@ -457,7 +457,10 @@ def _late_schema(step: str, inputs: tuple[Input, ...], rule: LateRule) -> pa.Sch
         )
     if all(given.time is None for given in inputs):
         raise UserError(f"step {step!r}: late='output', but no input has event time")
-    return rule.schema(schemas[0])
+    try:
+        return rule.schema(schemas[0])
+    except UserError as error:
+        raise UserError(f"step {step!r}: {error}") from error
 
 
 def _input(node: StepNode, given: InputNode, streams: Mapping[str, pa.Schema], times: Mapping[str, str]) -> Input:

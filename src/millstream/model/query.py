@@ -256,28 +256,29 @@ class Query:
         on_error: str,
         productions: str,
     ) -> Stream:
-        late = late or ("process" if all(self._is_late(given.stream) for given in inputs) else "drop")
         for option, given, known in (
             ("late", late, LATE),
             ("on_error", on_error, ON_ERROR),
             ("productions", productions, PRODUCTIONS),
         ):
-            if given not in known:
+            if given is not None and given not in known:
                 raise UserError(f"step {name!r}: {option}={given!r}; give one of {', '.join(map(repr, known))}")
         self._take("step", name)
         try:
             checked = check_computation(computation)
         except UserError as error:
             raise UserError(f"step {name!r}: {error}") from error
+        if late is None:
+            wanted = "process" in checked.takes_late and all(self._is_late(each.stream) for each in inputs)
+            late = "process" if wanted else "drop"
         if late not in checked.takes_late:
             fine = " or ".join(map(repr, checked.takes_late))
             raise UserError(f"step {name!r}: late={late!r}; {checked!r} would give wrong results: use {fine}")
         try:
             check_updates(self, name, tuple(given.stream for given in inputs), checked)
         except UserError:
-            for each in inputs:  # what the library has put in front of the step goes with it
-                if each.stream.startswith(f"{name}-"):
-                    self.maps.pop(each.stream, None)
+            for suffix in ("partial", "best", "left", "right"):  # what the library has put in front of the step
+                self.maps.pop(f"{name}-{suffix}", None)
             raise
         if late == "output" and "late" in checked.outputs:
             raise UserError(f"step {name!r}: late='output' makes an output 'late', and the computation declares one")

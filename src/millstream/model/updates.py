@@ -32,16 +32,16 @@ class Updating:
     rows: str
 
 
-def updating(query: Query, stream: str) -> Updating | None:
-    """What makes a stream updating; None if its rows are facts."""
+def updating(query: Query, stream: str) -> list[Updating]:
+    """What makes a stream updating; nothing if its rows are facts."""
     if stream in query.maps:
         node = query.maps[stream]
-        found = next(filter(None, (updating(query, each) for each in node.streams)), None)
+        found = [each for name in node.streams for each in updating(query, name)]
         is_filter = callable(getattr(node.fn, "keep", None))
-        return None if found is not None and found.rows == EARLY and is_filter else found
+        return [each for each in found if not (is_filter and each.rows == EARLY)]
     if stream in query.steps and query.steps[stream].computation.makes_updates:
-        return Updating(stream, query.steps[stream].computation.makes_updates)
-    return None
+        return [Updating(stream, query.steps[stream].computation.makes_updates)]
+    return []
 
 
 def check_updates(query: Query, step: str, streams: tuple[str, ...], computation: Computation) -> None:
@@ -49,9 +49,8 @@ def check_updates(query: Query, step: str, streams: tuple[str, ...], computation
     if not computation.harm_of_updates:
         return
     for stream in streams:
-        found = updating(query, stream)
-        if found is not None:
-            first = "read its windows once they have closed, without early=True or behind a filter on `final`"
+        for found in updating(query, stream):
+            first = "read its windows once they have closed, without early=True or behind stream.filter(...) on `final`"
             raise UserError(
                 f"step {step!r} would take the updates of step {found.step!r} for new facts. {found.step!r} produces "
                 f"{found.rows}; {step!r} {computation.harm_of_updates}. To mend it, "

@@ -89,11 +89,12 @@ class SourceClock:
     greatest: int = NO_TIME
 
 
-def first_clock(rule: TimeRule, clock_ms: int) -> SourceClock:
-    """The clock of a source that was never heard."""
-    return SourceClock(
-        active_ms=clock_ms, partitions={name: PartitionClock(NO_TIME, clock_ms) for name in rule.expected}
-    )
+def first_clock(rule: TimeRule, clock_ms: int, known: SourceClock | None) -> SourceClock:
+    """The clock that a source begins an epoch with. Where it has no partitions yet, those that are expected join."""
+    clock = known or SourceClock(active_ms=clock_ms)
+    if clock.partitions or clock.greatest != NO_TIME or not rule.expected:
+        return clock
+    return replace(clock, partitions={name: PartitionClock(clock.watermark, clock_ms) for name in rule.expected})
 
 
 class SlowestPartition(NamedTuple):

@@ -47,25 +47,40 @@ def read_offsets(spark: SparkSession, checkpoint: str, epoch: int) -> bytes:
 
 
 def mend(spark: SparkSession, checkpoint: str, history: History) -> None:
-    """Mends what is damaged, as far as the journal says what was there. A checkpoint that is gone is left alone."""
+    """Mends what is damaged in the checkpoint of this store, as far as the journal says what was there.
+
+    Nothing is written into another one, nor into one that is older or newer than the store: a start refuses these.
+    """
     offsets, commits = (_numbers(spark, checkpoint, folder) for folder in ("offsets", "commits"))
-    if history.spark_query is None or not (offsets or commits):
+    if not commits or commits[-1] not in (history.epoch - 1, history.epoch) or not _is_of(spark, checkpoint, history):
         return
     wanted = {"metadata": json.dumps({"id": history.spark_query}, separators=(",", ":")).encode()}
-    wanted |= {f"offsets/{epoch}": zlib.decompress(data) for epoch, data in history.spark_offsets.items()}
-    if commits and commits[-1] <= history.epoch:
-        wanted[f"commits/{commits[-1]}"] = _FINISHED
+    known = {epoch: data for epoch, data in history.spark_offsets.items() if epoch <= commits[-1] + 1}
+    wanted |= {f"offsets/{epoch}": zlib.decompress(data) for epoch, data in known.items()}
+    wanted[f"commits/{commits[-1]}"] = _FINISHED
     for name, data in wanted.items():
         trouble = _trouble(spark, checkpoint, name)
         if trouble:
             _write(spark, checkpoint, name, data)
             _LOG.warning("%s/%s %s; it was written again, as the store has it", checkpoint, name, trouble)
-    for epoch in offsets:
-        trouble = _trouble(spark, checkpoint, f"offsets/{epoch}") if epoch > history.epoch else ""
-        if trouble:
-            _delete(spark, checkpoint, f"offsets/{epoch}")
-            told = "%s/offsets/%d %s; it was deleted, and Spark plans the epoch again, as it was never committed"
-            _LOG.warning(told, checkpoint, epoch, trouble)
+    following = history.epoch + 1
+    trouble = _trouble(spark, checkpoint, f"offsets/{following}") if following in offsets else ""
+    if trouble:
+        _delete(spark, checkpoint, f"offsets/{following}")
+        told = "%s/offsets/%d %s; it was deleted, and Spark plans the epoch again, as it was never committed"
+        _LOG.warning(told, checkpoint, following, trouble)
+
+
+def _is_of(spark: SparkSession, checkpoint: str, history: History) -> bool:
+    """Whether a checkpoint is that of a store: by the query's id; if that is damaged, by the offsets that are whole."""
+    if history.spark_query is None:
+        return False
+    if not _trouble(spark, checkpoint, "metadata"):
+        return query_id(spark, checkpoint) == history.spark_query
+    return any(
+        _read(spark, checkpoint, f"offsets/{epoch}") == zlib.decompress(data)
+        for epoch, data in history.spark_offsets.items()
+    )
 
 
 _FINISHED = b'v1\n{"nextBatchWatermarkMs":0}'

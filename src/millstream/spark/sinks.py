@@ -22,7 +22,7 @@ import pyarrow.parquet as pq
 from pyspark.sql import SparkSession
 
 from millstream.engine.delivery import read_productions
-from millstream.errors import SinkError, UserError
+from millstream.errors import MillstreamError, SinkError, UserError
 from millstream.model.query import SinkNode
 from millstream.model.sinks import ForeachBatch, Memory, Parquet
 from millstream.protocol.epochs import Epoch, History, Output
@@ -60,17 +60,25 @@ class SparkDeliverer:
         """Names the files of Parquet sinks that are gone, and writes those again whose epochs are still retained."""
         for sink in sinks:
             gone = self._gone(sink) if isinstance(sink.sink, Parquet) else []
-            for epoch in gone:
-                if epoch in history.recent:
-                    outputs = [each for each in history.recent[Epoch(epoch)].outputs if each.stream == sink.input]
-                    self.deliver(sink, schema_of(sink.input), outputs, epoch)
-            kept = [_file(epoch) for epoch in gone if epoch in history.recent]
-            lost = [_file(epoch) for epoch in gone if epoch not in history.recent]
+            again = {epoch for epoch in gone if self._written_again(sink, schema_of(sink.input), history, epoch)}
+            kept = [_file(epoch) for epoch in gone if epoch in again]
+            lost = [_file(epoch) for epoch in gone if epoch not in again]
             for files, what in ((kept, "written again"), (lost, "no longer in the store")):
                 if files:
                     more = f" and {len(files) - _SHOWN:,} more" if len(files) > _SHOWN else ""
                     place, names = self._target(sink).uri, ", ".join(files[:_SHOWN]) + more
                     _LOG.warning("sink %r: %s is gone from %s; what it had was %s", sink.name, names, place, what)
+
+    def _written_again(self, sink: SinkNode, schema: pa.Schema, history: History, epoch: int) -> bool:
+        """Delivers an epoch again, if the store still has it, and in the columns that the sink has now."""
+        known = history.recent.get(Epoch(epoch))
+        outputs = [each for each in known.outputs if each.stream == sink.input] if known is not None else []
+        try:
+            self.deliver(sink, schema, outputs, epoch)
+        except (MillstreamError, pa.ArrowException) as error:
+            _LOG.warning("sink %r: epoch %d cannot be delivered again: %s", sink.name, epoch, error)
+            return False
+        return bool(outputs)
 
     def _gone(self, sink: SinkNode) -> list[int]:
         """The epochs whose files were written, as the manifest says, and are not there."""

@@ -13,11 +13,11 @@ Rules
 from __future__ import annotations
 
 import logging
+import math
 import threading
 import time
 from typing import Any
 
-from py4j.protocol import Py4JError
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
@@ -55,7 +55,8 @@ class Ticker:
         with self._changed:
             self._stream = stream
             self._changed.notify_all()
-        if not self._thread.ident:
+        if not self._thread.is_alive() and not self._ended:
+            self._thread = threading.Thread(target=self._run, name="millstream-ticker", daemon=True)
             self._thread.start()
 
     def hurry(self, after_s: float = 0.0) -> None:
@@ -90,8 +91,8 @@ class Ticker:
             while self._wait():
                 tick += 1
                 clock.setTime(began_ms + 1000 * tick)
-        except (Py4JError, OSError) as error:  # Spark is gone, or going
-            _LOG.debug("the ticker has ended: %s", error)
+        except Exception as error:  # Spark is gone, or going
+            _LOG.debug("the ticker of a stream has ended: %s", error)
         return not self._ended
 
     def _wait(self) -> bool:
@@ -117,8 +118,8 @@ class Ticker:
                 return manual[-1]
             if not stream.isActive:
                 return None
-            if time.monotonic() > deadline:
-                _LOG.error("the ticker was not found among the sources of the stream: an idle query runs no epochs")
-                return None
-            time.sleep(0.02)
+            if deadline < time.monotonic():
+                _LOG.error("the ticker is not among the sources of the stream yet: an idle query runs no epochs")
+                deadline = math.inf
+            time.sleep(0.02 if deadline < math.inf else EVERY_S)
         return None

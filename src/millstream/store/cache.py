@@ -140,7 +140,8 @@ class WorkerCache:
 
     def _make(self) -> None:
         with self._trying():
-            (self.directory / "slots").mkdir(parents=True, exist_ok=True, mode=0o700)
+            self.directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+            (self.directory / "slots").mkdir(exist_ok=True, mode=0o700)
 
     @contextlib.contextmanager
     def _trying(self) -> Iterator[None]:

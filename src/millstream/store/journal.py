@@ -338,7 +338,7 @@ def stored_format(store: ObjectStore) -> str | None:
         version, store_id = decoded["millstream"], str(decoded.get("id", ""))
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise DamagedObject(names.FORMAT, repr(line[:40]), '{"millstream": <version>, "id": ...}') from error
-    if digest and bytes(found) != signed(line):  # versions before 6 have none
+    if (digest or version == FORMAT_VERSION) and bytes(found) != signed(line):  # versions before 6 have none
         told = digest.decode(errors="replace").strip()
         raise DamagedObject(names.FORMAT, f"bytes with digest {digest_of(line)}", f"digest {told!r}")
     if version != FORMAT_VERSION:

@@ -10,8 +10,8 @@ Rules
 - Everything else may fail at any time, and then raises `StoreUnavailable`; a failed write may or may not have
   happened.
 
-- A directory is made for its owner only (0700, and 0600 for what is in it), unless `permissions` says "umask". One that
-  is there already keeps its own mode.
+- A directory is made for its owner only (0700), unless `permissions` says "umask". What any process writes into a
+  directory that only its owner can read is for the owner only, too (0700, 0600); in any other, it goes by the umask.
 
 `obstore` gives these for a local directory, S3, GCS, Azure and memory. A local directory survives the death of any
 process; as obstore does not call fsync, after a power loss it holds what the operating system had written by then.
@@ -216,7 +216,8 @@ def open_store(uri: str, options: Mapping[str, str] | None = None, *, make: bool
     if parts.scheme == "memory":
         return ObjectStoreBackend(uri, MemoryStore(), None)
     try:
-        return ObjectStoreBackend(uri, _from_url(uri, dict(options or {})), None)
+        given = {key: value for key, value in (options or {}).items() if key != PERMISSIONS}  # a directory's alone
+        return ObjectStoreBackend(uri, _from_url(uri, given), None)
     except (KeyboardInterrupt, SystemExit):
         raise
     except BaseException as error:  # obstore panics at some settings, which is no Exception
@@ -259,7 +260,8 @@ def _open_directory(root: Path, make: bool, private: bool) -> ObjectStore:
         if not root.is_dir():
             root.parent.mkdir(parents=True, exist_ok=True)
             root.mkdir(mode=_PRIVATE_FOLDER if private else 0o777, exist_ok=True)
-        return ObjectStoreBackend(root.as_uri(), LocalStore(root), root, private)
+        alone = not root.stat().st_mode & 0o077  # whoever writes there, from any process, goes by the directory
+        return ObjectStoreBackend(root.as_uri(), LocalStore(root), root, alone)
     except (BaseError, OSError) as error:
         raise UserError(
             f"cannot use {root} as a store: {_first_line(error)}. Give a directory you may write to."
