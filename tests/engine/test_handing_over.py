@@ -11,6 +11,7 @@ import pytest
 import millstream as ms
 from millstream.control.verbs import past_of
 from millstream.engine import handing, host, replicating
+from millstream.protocol.pacing import Learning, MoveCosts
 from millstream.protocol.planner import plan_move, plan_rescale
 from millstream.protocol.replication import Progress
 from millstream.store import chunks, segments
@@ -356,11 +357,22 @@ def test_each_protocol_moves_state_and_says_what_it_was_expected_to_cost(tmp_pat
     run.check()
 
 
+class Known(Learning):
+    """Costs that do not depend on how busy this machine is."""
+
+    def __init__(self) -> None:
+        super().__init__({})
+
+    def costs(self, fetch_rate: float) -> MoveCosts:
+        return MoveCosts(epoch_s=0.1)
+
+
 @pytest.mark.parametrize("pieces", [1, 1 << 30])
 def test_rounds_of_a_paced_plan_go_together_once_all_they_bring_is_there(tmp_path: Path, pieces: int) -> None:
     run = Run(tmp_path)
     run.feed(5)
     run.agents.pieces = pieces
+    run.sim.driver._learning = Known()
     plan = plan_rescale(run.sim.layout, 9, strategy=ms.Paced(1.001, stall_s=0))
     assert plan.prepared
     assert len(plan.rounds) > 4

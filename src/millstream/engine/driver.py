@@ -60,7 +60,7 @@ from millstream.protocol.layout import Layout
 from millstream.protocol.manifest import Edit
 from millstream.protocol.migration import MigrationPlan
 from millstream.protocol.modification import Candidate, Modification, called, routed_on
-from millstream.protocol.pacing import GUESSED, Learning, RoundLoad
+from millstream.protocol.pacing import GUESSED, Learning, RoundLoad, hosts_of
 from millstream.protocol.routing import RoutingTable, Slot
 from millstream.protocol.steering import Facts, Outcome, Spent, Steering, draining, leaving, remembered, steer
 from millstream.protocol.time import NO_TIME, idle_sources, leaving_partitions
@@ -471,7 +471,7 @@ class Driver:
     def _learn(self, before: History, outcomes: Sequence[Outcome], took_s: float, reading_s: float) -> None:
         """Learns what moving costs from an epoch that took so long, and whose tasks fetched and opened state for so
         long, and which changed these outcomes."""
-        load, prepared = RoundLoad(before.workers), False
+        load, prepared = RoundLoad(hosts_of(before.workers)), False
         for outcome in outcomes:
             ask, known = self._asked.get(outcome.number), before.outcomes.get(outcome.number)
             if isinstance(ask, MigrationPlan):

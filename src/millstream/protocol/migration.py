@@ -18,7 +18,7 @@ import numpy as np
 
 from millstream.protocol.conditions import Condition
 from millstream.protocol.keyspace import Range
-from millstream.protocol.pacing import MoveCosts, RoundLoad, epochs_of, rounds_together
+from millstream.protocol.pacing import MoveCosts, RoundLoad, epochs_of, hosts_of, rounds_together
 from millstream.protocol.routing import RoutingTable, RoutingVersion, Slot
 
 SHOWN = 12
@@ -125,8 +125,10 @@ class MigrationPlan:
     @property
     def expected_rounds(self) -> list[tuple[Move, ...]]:
         """What moves at each epoch, if nothing costs more or less than was thought when it was planned."""
+        if not self.slowdown:
+            return list(self.rounds)
         costs = self.costs.held() if self.prepared else self.costs
-        together = epochs_of(self.rounds, self.placement, self.slowdown, costs)
+        together = epochs_of(self.rounds, hosts_of(self.placement), self.slowdown, costs)
         return [tuple(move for moves in rounds for move in moves) for rounds in together]
 
     @property
@@ -141,9 +143,9 @@ class MigrationPlan:
         if not self.costs.epoch_s:
             return 0.0
         costs = self.costs.held() if self.prepared else self.costs
-        extra = 0.0
+        extra, hosts = 0.0, hosts_of(self.placement)
         for moves in self.expected_rounds:
-            load = RoundLoad(self.placement)
+            load = RoundLoad(hosts)
             load.add(moves)
             extra += costs.of(load.bytes, load.bins)
         return self.epochs * self.costs.epoch_s + extra
@@ -218,8 +220,10 @@ class MigrationPlan:
 
 def rounds_at_once(plan: MigrationPlan, done: int, costs: MoveCosts) -> int:
     """How many rounds the next epoch of a plan carries out, of which so many are done: one, unless it is paced."""
+    if not plan.slowdown:
+        return 1
     costs = costs.held() if plan.prepared else costs
-    return max(1, rounds_together(plan.rounds[done:], plan.placement, plan.slowdown, costs))
+    return rounds_together(plan.rounds, done, hosts_of(plan.placement), plan.slowdown, costs)
 
 
 class _Sums:

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -43,8 +44,8 @@ KEPT_DOWN = 0.5
 """The same where an epoch was shorter than those before: the first ones, of a cold process, are long."""
 KEPT_REST = 0.95
 """The same of what bins cost, which is little beside what epochs vary by."""
-TELLING_BYTES = 1 << 16
-"""Fewer bytes say more about an epoch than about what a byte costs."""
+TELLING_BYTES, TELLING_BINS = 1 << 16, 1 << 8
+"""Fewer bytes, or bins, say more about an epoch than about what one of them costs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,8 +80,9 @@ GUESSED = MoveCosts()
 class RoundLoad:
     """What some rounds bring together: the bytes to the worker that receives most, and the bins."""
 
-    def __init__(self, placement: Mapping[str, Collection[int]]) -> None:
-        self._hosts = {slot: worker for worker, slots in placement.items() for slot in slots}
+    def __init__(self, hosts: Mapping[int, str]) -> None:
+        """`hosts` are the workers of slots; a slot without one is taken to get a worker of its own."""
+        self._hosts = hosts
         self._received: dict[object, int] = {}
         self.bins = 0
 
@@ -97,34 +99,31 @@ class RoundLoad:
         return max(self._received.values(), default=0)
 
 
+def hosts_of(placement: Mapping[str, Collection[int]]) -> dict[int, str]:
+    """The worker of each slot."""
+    return {slot: worker for worker, slots in placement.items() for slot in slots}
+
+
 def rounds_together(
-    rounds: Sequence[Sequence[Move]],
-    placement: Mapping[str, Collection[int]],
-    slowdown: float,
-    costs: MoveCosts,
+    rounds: Sequence[Sequence[Move]], done: int, hosts: Mapping[int, str], slowdown: float, costs: MoveCosts
 ) -> int:
-    """How many of these rounds one epoch carries out: of a plan that is not paced, one."""
-    if not slowdown:
-        return min(1, len(rounds))
-    load, budget, count = RoundLoad(placement), costs.budget_s(slowdown), 0
-    for moves in rounds:
+    """How many rounds of a paced plan one epoch carries out, after those that are done: at least one."""
+    load, budget, count = RoundLoad(hosts), costs.budget_s(slowdown), 0
+    for moves in islice(rounds, done, None):
         load.add(moves)
         if count and costs.of(load.bytes, load.bins) > budget:
             break
         count += 1
-    return count
+    return max(1, count)
 
 
 def epochs_of(
-    rounds: Sequence[Sequence[Move]],
-    placement: Mapping[str, Collection[int]],
-    slowdown: float,
-    costs: MoveCosts,
+    rounds: Sequence[Sequence[Move]], hosts: Mapping[int, str], slowdown: float, costs: MoveCosts
 ) -> Iterator[Sequence[Sequence[Move]]]:
-    """The rounds of each epoch, if nothing costs more or less than is thought."""
+    """The rounds of each epoch of a paced plan, if nothing costs more or less than is thought."""
     done = 0
     while done < len(rounds):
-        count = rounds_together(rounds[done:], placement, slowdown, costs)
+        count = rounds_together(rounds, done, hosts, slowdown, costs)
         yield rounds[done : done + count]
         done += count
 
@@ -191,7 +190,7 @@ class Learning:
         if load.bytes >= TELLING_BYTES and not prepared and reading_s > 0:
             byte_s = reading_s / load.bytes
             self._byte_s = KEPT * self._byte_s + (1 - KEPT) * byte_s if self._byte_s else byte_s
-        if self._epoch_s:
+        if self._epoch_s and load.bins >= TELLING_BINS:
             # Signed, so that what epochs vary by for other reasons evens out.
             self._rest_s = KEPT_REST * self._rest_s + took_s - self._epoch_s - reading_s
             self._bins = KEPT_REST * self._bins + load.bins
