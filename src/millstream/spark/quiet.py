@@ -70,14 +70,17 @@ def quiet_stop(spark: SparkSession, stream: StreamingQuery) -> Iterator[None]:
 
 
 def _deny(jvm: Any, message: str) -> tuple[Any, Any] | None:
-    """Has Spark's log leave out what matches; its configuration and the filter."""
+    """Has Spark's log leave out what matches; the root of its loggers and the filter.
+
+    There a filter sees only what is logged; one of the whole configuration would see what is not enabled, too.
+    """
     try:
         core = jvm.org.apache.logging.log4j.core
-        configuration = jvm.org.apache.logging.log4j.LogManager.getContext(False).getConfiguration()
+        root = jvm.org.apache.logging.log4j.LogManager.getContext(False).getConfiguration().getRootLogger()
         result = core.Filter.Result
         made = core.filter.RegexFilter.createFilter(f"(?s){message}", None, False, result.DENY, result.NEUTRAL)
-        configuration.addFilter(made)
+        root.addFilter(made)
     except (Py4JError, TypeError, OSError) as error:  # another way to log, or no JVM any more
         _LOG.debug("Spark's log is left as it is: %s", error)
         return None
-    return configuration, made
+    return root, made
