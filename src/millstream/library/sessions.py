@@ -113,12 +113,13 @@ class SessionTotals(Aggregates):
         self.end.set(batch, after.view("datetime64[us]"), where=(after != before) & (after != _NEVER))
         if self.early:
             yield self._produced(batch, fresh, where, begins, until, totals, False)
-        ends = np.where(timeless, NULL_TIME, 0)
-        begun = np.full(len(timeless), NULL_TIME)
-        timed = np.flatnonzero(~timeless)
-        begun[timed], ends[timed] = begins[session[known:]], until[session[known:]] + self.gap
-        timeless[timed[~kept[session[known:]]]] = True
-        yield from self._sent_late(batch, timeless, begun, ends)
+        own = session[known:]
+        if timeless.any() or not kept[own].all():
+            begun, ends = np.full(len(timeless), NULL_TIME), np.full(len(timeless), NULL_TIME)
+            begun[~timeless], ends[~timeless] = begins[own], until[own] + self.gap
+            late = timeless.copy()
+            late[~timeless] = ~kept[own]
+            yield from self._sent_late(batch, late, begun, ends)
 
     def _pieces(self, batch: Batch) -> tuple[Times, Times, list[pa.Array]]:
         """The times of the first and the last record of each piece, and its parts; if records come as they are, each
@@ -139,8 +140,6 @@ class SessionTotals(Aggregates):
 
     def _sent_late(self, batch: Batch, late: Mask, begins: Times, ends: Times) -> Iterator[Timed]:
         """Counts the records that came too late, and sends them on if somebody asked for them."""
-        if not late.any():
-            return
         records = records_of(batch.rows, self.counter)[late]
         timed = begins[late] != NULL_TIME
         batch._note_late(Late(int(records.sum()), 0, int(records[timed].sum())))
